@@ -1,0 +1,1 @@
+"""Thinking Seeds reinforcement learning: composable stages over Parquet artifacts."""

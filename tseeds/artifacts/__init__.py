@@ -1,0 +1,1 @@
+"""Artifacts on disk: schemas, atomic commits, locks, policy directories."""

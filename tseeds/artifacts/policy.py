@@ -1,0 +1,87 @@
+"""Policy directories: what belongs to one, its digest, its probe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from tseeds.errors import UserError
+
+PROBE_FILE = "probe.json"
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+_OTHER = ("config.json", "generation_config.json", "adapter_config.json")
+
+
+def policy_files(policy: Path) -> list[Path]:
+    """The files that make a policy: config, safetensors, tokenizer; sorted by name. Nothing else in the directory counts.
+
+    Raises:
+        UserError: not a model directory, pickled weights only, or a shard named by the index is missing.
+    """
+    policy = Path(policy)
+    if not policy.is_dir():
+        raise UserError(f"{policy}: no such policy directory; name a Hugging Face model directory on this machine")
+    if not (policy / "config.json").is_file() and not (policy / "adapter_config.json").is_file():
+        raise UserError(f"{policy}: no config.json; not a Hugging Face model directory")
+    weights = sorted(policy.glob("*.safetensors"))
+    index = policy / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise UserError(f"{index}: not a safetensors index; copy the model again") from None
+        missing = sorted(s for s in shards if not (policy / str(s)).is_file())
+        if missing:
+            raise UserError(f"{policy}: shard {missing[0]} named by the index is missing; copy the model again")
+        weights = [index, *weights]
+    if not weights:
+        pickled = [*policy.glob("*.bin"), *policy.glob("*.pt"), *policy.glob("*.pth")]
+        why = f"only pickled weights ({pickled[0].name}), which are refused" if pickled else "no *.safetensors"
+        raise UserError(f"{policy}: {why}; save the model with save_pretrained(safe_serialization=True)")
+    named = [policy / n for n in (*_OTHER, *_TOKENIZER) if (policy / n).is_file()]
+    return sorted({*named, *weights}, key=lambda p: p.name)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def policy_digest(policy: Path) -> str:
+    """sha256 over (name, sha256) of the policy's files: equal digests sample equally. The probe does not count."""
+    lines = "".join(f"{p.name} {file_digest(p)}\n" for p in policy_files(policy))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def probe_sequences(vocab_size: int, *, sequences: int = 3, length: int = 12) -> list[list[int]]:
+    """Fixed token sequences that cover the vocabulary: the same for every policy of this vocabulary."""
+    return [
+        [(7919 * (i * length + j + 1) + 104729 * i) % vocab_size for j in range(length)] for i in range(sequences)
+    ]
+
+
+def write_probe(policy: Path, logprobs: list[list[float]], ids: list[list[int]], dtype: str) -> None:
+    """Store the trainer-side log-probs of the probe sequences beside the weights.
+
+    ids [n][length]; logprobs [n][length - 1], of token t given tokens < t at temperature 1; dtype: compute precision.
+    """
+    (policy / PROBE_FILE).write_text(json.dumps({"ids": ids, "logprobs": logprobs, "dtype": dtype}))
+
+
+def read_probe(policy: Path) -> dict | None:
+    """The stored probe {ids, logprobs, dtype}, or None where the policy has none."""
+    try:
+        return json.loads((policy / PROBE_FILE).read_text())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,509 @@
+"""Pipeline files: TOML read into typed, documented models.
+
+A pipeline file holds one table per stage. Unknown keys, wrong types and impossible combinations are one clear line
+each. Nothing here imports torch or vllm, so that ``tseeds validate`` starts at once.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tseeds.errors import UserError
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+PrefixWeight = Literal[
+    "clip", "mask", "decoupled", "truncate", "shape", "shape_policy", "band", "topr", "on_policy"
+]
+
+
+class Section(BaseModel):
+    """A table of a pipeline file: immutable, unknown keys refused, the line under each field is its documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class RunConfig(Section):
+    """How long to train, and the one number that all randomness comes from."""
+
+    seed: int = 0
+    """Run seed: every sampling seed is a hash of it with iteration, stage, problem and slot."""
+    iterations: NonNegative = 100
+    """Iterations to train; raising it continues a finished run."""
+
+
+class PolicyConfig(Section):
+    """The policy that training starts from."""
+
+    path: str
+    """Hugging Face model directory: config.json, safetensors, tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Compute precision of engine and trainer; master weights are always float32."""
+    trust_remote_code: bool = False
+    """Run Python code that ships inside the model directory. Leave off unless you wrote that code."""
+
+
+class ProblemsConfig(Section):
+    """Where problems come from and how they become prompt token ids."""
+
+    path: str | list[str]
+    """JSONL, Parquet or CSV file, a directory of such parts, or an hf:// path."""
+    columns: dict[Literal["id", "problem", "gold", "source", "difficulty"], str] = {}
+    """Column mapping for data whose columns are not found by name, such as {problem = "question"}."""
+    task: str = "math"
+    """What a correct answer is: math, gsm8k, countdown, or python:FILE.py:FUNCTION for your own verifier."""
+    prompt: Literal["chat", "plain"] = "chat"
+    """chat: the tokenizer's chat template; plain: the template below as it stands."""
+    template: str = "{problem}"
+    """Text of the user turn (chat) or of the whole prompt (plain); {problem} is replaced."""
+    system: str | None = None
+    """System turn of a chat prompt."""
+    prefill: str = ""
+    """Text that opens the assistant turn, such as "<think>\\n"."""
+    max_prompt_tokens: Positive = 1024
+    """Longer prompts are quarantined with a reason."""
+    limit: NonNegative = 0
+    """Use only the first N good rows; 0 uses all."""
+
+
+class SnapshotConfig(Section):
+    """Which past policies are kept as a pool of seed writers."""
+
+    every: Positive = 10
+    """A snapshot is taken at step 0 and then every this many iterations."""
+    keep_last: NonNegative = 0
+    """Keep this many newest snapshots (beside step 0); 0 keeps all."""
+    keep_every: NonNegative = 0
+    """Additionally keep every snapshot whose step is a multiple of this; 0 adds none."""
+    disk_budget_gb: Annotated[float, Field(ge=0)] = 0.0
+    """Oldest snapshots go first when snapshots need more than this; 0 sets no budget."""
+
+
+class SeedConfig(Section):
+    """Prefixes written by past policies (METHOD section 4)."""
+
+    share: Fraction = 0.5
+    """Share of every group that is seeded; 0 is plain on-policy training."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the share falls from its start to 0 at schedule_end."""
+    schedule_end: NonNegative = 0
+    """Iteration at which a falling share reaches 0; 0 means run.iterations."""
+    position: Literal["prefix", "suffix", "whole"] = "prefix"
+    """What the snapshot writes: the beginning (the method), the end, or everything (naive replay)."""
+    sampler: Literal["uniform", "recent", "fixed_lag", "oldest", "spread", "current"] = "uniform"
+    """Which snapshot writes: uniform over history, recent (exp(-lag/tau)), a fixed lag, step 0, equally spaced, or
+    the current policy itself (a control)."""
+    snapshots_per_iteration: Positive = 1
+    """How many snapshots are drawn in an iteration; each costs one weight swap of the engine."""
+    tau: Annotated[float, Field(gt=0)] = 20.0
+    """Time constant of the recent sampler, in iterations."""
+    lag: Positive = 10
+    """Lag of the fixed_lag sampler, in iterations: the newest snapshot at least this old."""
+    cut: Literal["uniform", "tokens", "line", "entropy_peak", "target"] = "uniform"
+    """Where the chain is cut: a uniform fraction of it, a uniform number of tokens, the last newline before the uniform
+    fraction, the entropy peak of the middle half, or a fraction steered by the problem's own pass rate."""
+    lo: Annotated[float, Field(ge=0)] = 0.2
+    """Lower end of the cut: a fraction of the chain, or tokens for cut = "tokens"."""
+    hi: Annotated[float, Field(gt=0)] = 0.8
+    """Upper end of the cut: a fraction of the chain, or tokens for cut = "tokens"."""
+    source: Literal["live", "replay"] = "live"
+    """live: the snapshot generates now; replay: cut a stored unseeded trajectory of an earlier iteration."""
+    success: Literal["any", "correct", "wrong"] = "any"
+    """Keep seeds of any chain, or only of chains that were graded correct or wrong."""
+    candidates: Positive = 1
+    """Chains sampled per seed from which success picks the first that fits (live source)."""
+    continuations: Positive = 1
+    """Trajectories that continue one seed. 1 (distinct seeds) keeps the seed's gradient from cancelling."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature of the seed; log-probs are recorded at it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SeedConfig:
+        if self.lo > self.hi:
+            raise ValueError(f"lo {self.lo} is above hi {self.hi}")
+        if self.cut == "tokens":
+            if self.lo != int(self.lo) or self.hi != int(self.hi):
+                raise ValueError(f'cut = "tokens" counts tokens: lo {self.lo} and hi {self.hi} must be whole numbers')
+        elif self.hi > 1:
+            raise ValueError(f'hi {self.hi} is above 1: cut = "{self.cut}" takes fractions of the chain')
+        if self.success != "any" and self.position == "suffix":
+            raise ValueError("success filters chains of a snapshot; position suffix has none before the rollout")
+        if self.source == "replay" and self.position == "suffix":
+            raise ValueError("source replay has no suffix: stored trajectories cannot finish a new beginning")
+        return self
+
+
+class RolloutConfig(Section):
+    """On-policy completion of seeded and unseeded rows."""
+
+    problems_per_iteration: Positive = 128
+    """Groups in one iteration."""
+    group_size: Positive = 8
+    """Trajectories of one problem in one iteration (G)."""
+    max_response_tokens: Positive = 1024
+    """Budget of seed and continuation together."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; all log-probs are of this tempered distribution."""
+    top_p: float = 1.0
+    """Must stay 1: truncated sampling renormalises log-probs and breaks the importance ratio."""
+    top_k: int = 0
+    """Must stay 0, for the same reason."""
+
+    @model_validator(mode="after")
+    def _untruncated(self) -> RolloutConfig:
+        if self.top_p != 1.0:
+            raise ValueError(f"top_p {self.top_p} renormalises log-probs and breaks the importance ratio; use 1")
+        if self.top_k != 0:
+            raise ValueError(f"top_k {self.top_k} renormalises log-probs and breaks the importance ratio; use 0")
+        return self
+
+
+class ScoreConfig(Section):
+    """Grading of trajectories."""
+
+    time_limit: Annotated[float, Field(gt=0)] = 2.0
+    """Seconds per answer; then the worker is killed and the verdict is timeout."""
+    memory_limit_mb: Positive = 2048
+    """Memory of one grading worker."""
+    workers: Positive = 2
+    """Grading processes."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters instead of full fine-tuning."""
+
+    rank: Positive = 16
+    """Rank of the adapters."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scale of the adapters is alpha / rank."""
+    targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    """Names of the linear layers that get an adapter."""
+
+
+class UpdateConfig(Section):
+    """The mixed-loss policy update (METHOD sections 3 and 7)."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Constant AdamW learning rate."""
+    warmup_steps: NonNegative = 0
+    """Optimizer steps over which the learning rate rises linearly from 0."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW moment decays."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW decoupled weight decay."""
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Global gradient-norm limit."""
+    minibatches: Positive = 2
+    """Optimizer steps per epoch over an iteration's rows; split by problem, never within a group."""
+    epochs: Positive = 1
+    """Passes over an iteration's rows."""
+    tokens_per_microbatch: Positive = 16384
+    """Token budget of one forward/backward; changes memory and speed, never the gradient."""
+    prefix_weight: PrefixWeight = "clip"
+    """Loss on seed tokens: one of the modes of METHOD section 3."""
+    prefix_coef: Annotated[float, Field(ge=0)] = 1.0
+    """Factor on the seed tokens' loss."""
+    prefix_top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep only this share of seed tokens, those of highest entropy (0.2 in Prefix-RFT, arXiv 2507.01679)."""
+    prefix_cap: Annotated[float, Field(gt=0)] = 2.0
+    """Cap C of the importance weight in modes decoupled and truncate."""
+    shape_gamma: Annotated[float, Field(gt=0)] = 0.1
+    """gamma of modes shape and shape_policy."""
+    continuation_correction: Literal["none", "geometric", "min_ratio", "reject"] = "none"
+    """Weight of the continuation for its seed being off-policy (METHOD section 3)."""
+    reject_lo: Annotated[float, Field(ge=0)] = 0.5
+    """reject: drop trajectories whose geometric-mean seed ratio is below this."""
+    reject_hi: Annotated[float, Field(gt=0)] = 2.0
+    """reject: drop trajectories whose geometric-mean seed ratio is above this."""
+    eps_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Lower clip range."""
+    eps_high: Annotated[float, Field(gt=0)] = 0.28
+    """Upper clip range."""
+    dual_clip: Annotated[float, Field(ge=0)] = 3.0
+    """Bound c of the loss for A < 0 and large ratios, on seed and continuation; 0 switches it off."""
+    mismatch_cap: Annotated[float, Field(gt=0)] = 2.0
+    """Cap of the engine/trainer mismatch weight on continuation tokens."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """How token losses become one number (METHOD section 3)."""
+    advantage: Literal["group", "group_std", "leave_one_out", "split", "per_seed"] = "group"
+    """Baseline of the advantage."""
+    drop_degenerate: bool = False
+    """Leave zero-variance groups out of the denominators too."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Coefficient of the KL term; 0 computes none."""
+    kl_reference: Literal["base", "snapshot"] = "base"
+    """base: k3 estimate to the step-0 policy; snapshot: exact forward KL over the vocabulary to one snapshot per iteration,
+    drawn by the seed sampler (the trust-region control)."""
+    entropy_coef: float = 0.0
+    """Coefficient of the entropy bonus."""
+    overlong: Literal["keep", "mask", "penalty"] = "keep"
+    """Trajectories that hit the budget: keep as graded, mask out of the loss, or a soft length penalty on the reward."""
+    overlong_buffer: NonNegative = 0
+    """penalty: the reward falls linearly to -1 over the last this many tokens of the budget (DAPO, arXiv 2503.14476)."""
+    token_filter: Literal["none", "clip_cov", "kl_cov"] = "none"
+    """Treatment of the tokens of highest advantage-log-prob covariance (arXiv 2505.22617)."""
+    token_filter_share: Annotated[float, Field(gt=0, le=1)] = 0.002
+    """Share of tokens that token_filter acts on."""
+    token_filter_coef: Annotated[float, Field(ge=0)] = 1.0
+    """KL coefficient of kl_cov."""
+    ratio: Literal["token", "sequence", "m2po"] = "token"
+    """Continuation ratio: per token, GSPO's sequence ratio (2507.18071), or M2PO's second-moment mask (2510.01161)."""
+    m2po_threshold: Annotated[float, Field(gt=0)] = 0.04
+    """M2PO: bound of the batch's second moment of log-ratios."""
+    probe_every: NonNegative = 0
+    """Every this many iterations measure the true gradient lost to clipping on a probe batch; 0 never."""
+    save_tokens: bool = False
+    """Write tokens.parquet: one row per token with ratio, weight and clip flags."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of all weights."""
+    processes: Positive = 1
+    """Trainer processes (FSDP2); more than one is started through torchrun."""
+    threads: NonNegative = 0
+    """CPU threads of the trainer; 0 chooses by model size."""
+
+
+class BenchmarkConfig(Section):
+    """One evaluation data set."""
+
+    name: str
+    """Name in tables and files."""
+    path: str
+    """As problems.path."""
+    columns: dict[Literal["id", "problem", "gold", "source", "difficulty"], str] = {}
+    """As problems.columns."""
+    task: str | None = None
+    """As problems.task, which is the default."""
+    limit: NonNegative = 0
+    """Use only the first N good rows; 0 uses all."""
+
+
+class EvaluateConfig(Section):
+    """Evaluation without seeds."""
+
+    every: NonNegative = 0
+    """Evaluate every this many iterations, and before the first and after the last; 0 never."""
+    samples: Positive = 16
+    """Samples per problem (n of pass@k)."""
+    temperature: Annotated[float, Field(ge=0)] = 0.6
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Nucleus sampling."""
+    max_response_tokens: NonNegative = 0
+    """Token budget; 0 takes the rollout's."""
+    benchmarks: list[BenchmarkConfig] = []
+    """Data sets to evaluate on."""
+
+
+class EngineConfig(Section):
+    """What samples tokens."""
+
+    backend: Literal["vllm", "transformers"] = "vllm"
+    """vllm, or transformers as reference and where no vLLM exists."""
+    workers: Positive = 1
+    """Engines; more than one run as Ray actors."""
+    ray_address: str | None = None
+    """Join this Ray cluster instead of starting a local one."""
+    tensor_parallel: Positive = 1
+    """GPUs of one engine."""
+    threads: NonNegative = 0
+    """CPU threads of one engine; 0 chooses by model size (one thread for small models: barriers cost 20x on busy
+    machines)."""
+    kv_cache_gb: Annotated[float, Field(gt=0)] = 1.0
+    """KV cache of an engine on CPU, in GiB."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of GPU memory of an engine on GPU."""
+    sleep_during_update: bool = True
+    """On a GPU that engine and trainer share: free the engine's memory during the update."""
+    part_rows: Positive = 256
+    """Rows of one committed part file: the most that an interruption can cost."""
+    stall_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """An engine that finishes no token for this long is reported dead."""
+
+
+class LogConfig(Section):
+    """Where metrics go beside metrics.jsonl."""
+
+    to: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    """Optional loggers."""
+    project: str = "tseeds"
+    """Project name for loggers that have one."""
+
+
+class Pipeline(Section):
+    """A whole pipeline file."""
+
+    run: RunConfig = RunConfig()
+    policy: PolicyConfig
+    problems: ProblemsConfig
+    snapshot: SnapshotConfig = SnapshotConfig()
+    seed: SeedConfig = SeedConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    score: ScoreConfig = ScoreConfig()
+    update: UpdateConfig = UpdateConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    engine: EngineConfig = EngineConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Pipeline:
+        budget = self.rollout.max_response_tokens
+        if self.seed.share > 0:
+            if self.seed.cut == "tokens" and self.seed.hi + 1 > budget and self.seed.position != "whole":
+                raise ValueError(
+                    f"seed.hi {self.seed.hi:g} leaves no token for the continuation: "
+                    f"it must be below rollout.max_response_tokens {budget}"
+                )
+            if round(self.seed.share * self.rollout.group_size) == 0:
+                raise ValueError(
+                    f"seed.share {self.seed.share} of rollout.group_size {self.rollout.group_size} rounds to no seeded "
+                    "trajectory: raise one of them, or set seed.share = 0"
+                )
+            if self.seed.sampler == "fixed_lag" and self.seed.lag < self.snapshot.every and self.snapshot.keep_last == 1:
+                raise ValueError("seed.lag needs older snapshots than snapshot.keep_last = 1 keeps")
+        if self.update.minibatches > self.rollout.problems_per_iteration:
+            raise ValueError(
+                f"update.minibatches {self.update.minibatches} is above rollout.problems_per_iteration "
+                f"{self.rollout.problems_per_iteration}: a minibatch holds whole groups"
+            )
+        if self.update.advantage == "per_seed" and self.seed.share > 0 and self.seed.continuations < 2:
+            raise ValueError('update.advantage = "per_seed" compares continuations of one seed: set seed.continuations >= 2')
+        if self.update.overlong == "penalty" and not 0 < self.update.overlong_buffer <= budget:
+            raise ValueError("update.overlong = penalty needs 0 < update.overlong_buffer <= rollout.max_response_tokens")
+        return self
+
+
+def _line(where: str, error: Any) -> str:
+    """One line for one pydantic error, naming the key and the mend."""
+    key = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        near = _near(error["loc"])
+        return f"{where}: unknown key {key}{f'; did you mean {near}?' if near else ''}"
+    if error["type"] == "missing":
+        return f"{where}: {key} is required"
+    if key:
+        return f"{where}: {key} = {error['input']!r}: {message}" if error["type"] != "value_error" else (
+            f"{where}: {key}: {message}"
+        )
+    return f"{where}: {message}"
+
+
+def _near(loc: tuple[Any, ...]) -> str | None:
+    import difflib
+
+    model: Any = Pipeline
+    for part in loc[:-1]:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            return None
+        model = next((a for a in (field.annotation, *get_args(field.annotation)) if hasattr(a, "model_fields")), None)
+    match = difflib.get_close_matches(str(loc[-1]), list(getattr(model, "model_fields", {})), n=1)
+    return ".".join([*map(str, loc[:-1]), match[0]]) if match else None
+
+
+def parse(data: dict[str, Any], where: str = "pipeline") -> Pipeline:
+    """A typed pipeline from nested dictionaries.
+
+    Raises:
+        UserError: one line per mistake, joined by newlines.
+    """
+    try:
+        return Pipeline.model_validate(data)
+    except ValidationError as error:
+        raise UserError("\n".join(_line(where, e) for e in error.errors())) from None
+
+
+def set_value(data: dict[str, Any], assignment: str) -> None:
+    """Apply one ``--set section.key=value`` to nested dictionaries in place; the value is read as TOML, else as text."""
+    key, sep, text = assignment.partition("=")
+    parts = key.strip().split(".")
+    if not sep or len(parts) < 2 or not all(parts):
+        raise UserError(f"--set {assignment}: write it as section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for part in parts[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise UserError(f"--set {assignment}: {part} is a value, not a table")
+    data[parts[-1]] = value
+
+
+def load(path: Path | str, sets: list[str] | tuple[str, ...] = ()) -> Pipeline:
+    """Read and check a pipeline file, with ``--set`` assignments applied.
+
+    Raises:
+        UserError: the file is missing, is not TOML, or holds a mistake.
+    """
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such pipeline file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a directory; name a pipeline file (.toml)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    for assignment in sets:
+        set_value(data, assignment)
+    return parse(data, str(path))
+
+
+def flatten(config: BaseModel) -> dict[str, Any]:
+    """All values as {"section.key": value}, JSON-ready, lists kept whole."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value and prefix.count(".") < 1:
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            flat[prefix] = value
+
+    walk("", config.model_dump(mode="json"))
+    return flat
+
+
+def dumps(config: Pipeline) -> str:
+    """The resolved pipeline as TOML with every default, each value under its one-line documentation."""
+    import tomli_w
+
+    lines: list[str] = []
+    for name, field in Pipeline.model_fields.items():
+        section = getattr(config, name)
+        doc = " ".join((type(section).__doc__ or "").split())
+        lines += [f"# {doc}", f"[{name}]"]
+        for key, info in type(section).model_fields.items():
+            value = section.model_dump(mode="json")[key]
+            note = " ".join((info.description or "").split())
+            if value is None:
+                lines += [f"# {note}", f"# {key} is not set"]
+                continue
+            lines += [f"# {note}", tomli_w.dumps({key: value}).rstrip() if not _nested(value) else _inline(key, value)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value))
+
+
+def _inline(key: str, value: Any) -> str:
+    """Nested values as one inline TOML line, so that a section stays one table."""
+    import json
+
+    def show(item: Any) -> str:
+        if isinstance(item, dict):
+            return "{ " + ", ".join(f"{k} = {show(v)}" for k, v in item.items() if v is not None) + " }" if item else "{}"
+        if isinstance(item, list):
+            return "[" + ", ".join(map(show, item)) + "]"
+        return json.dumps(item, ensure_ascii=False)
+
+    return f"{key} = {show(value)}"

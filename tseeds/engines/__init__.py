@@ -1,0 +1,1 @@
+"""Engines: what samples tokens from a policy."""

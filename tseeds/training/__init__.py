@@ -1,0 +1,1 @@
+"""The policy update: losses, log-probs, batches, trainer, metrics."""
