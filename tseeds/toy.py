@@ -1,0 +1,291 @@
+"""Toy problems and a small warm-started policy: everything that ``pipelines/toy.toml`` needs, made on this machine.
+
+Countdown: reach a target from four numbers of 1 to 9 with ``+ - *``, using each number once and keeping every result
+within 1..99. A response is a chain of three steps, one token for each number and sign, such as
+``8 - 3 = 5 ; 5 * 5 = 25 ; 25 - 2 = 23`` for the problem ``3 8 5 2 -> 23``.
+
+The policy is an ordinary Hugging Face model directory (Qwen2 architecture, float32) that ships with the package. It was
+warm-started by supervised learning on chains drawn from all valid chains of a problem's numbers, a share of which miss
+the target on purpose: it knows the format, explores widely and fails often. Task and recipe are ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tseeds.artifacts.store import write_file
+from tseeds.errors import UserError
+
+log = logging.getLogger(__name__)
+
+TRAIN_PROBLEMS = 2048
+TEST_PROBLEMS = 256
+LARGEST = 99
+TARGETS = range(10, 61)
+SIGNS = ("+", "-", "*")
+EOS, PAD, UNKNOWN = "<eos>", "<pad>", "<unk>"
+WORDS = (*map(str, range(LARGEST + 1)), *SIGNS, "=", ";", "->", "(", ")", "x", "?", ",", "\\boxed{", "}", EOS, PAD, UNKNOWN)
+IDS = {word: i for i, word in enumerate(WORDS)}
+SHIPPED = Path(__file__).parent / "data" / "toy"
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": len(WORDS),
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.05,
+    "attention_dropout": 0.0,
+    "use_cache": True,
+    "bos_token_id": None,
+    "eos_token_id": IDS[EOS],
+    "pad_token_id": IDS[PAD],
+    "torch_dtype": "float32",
+}
+
+
+@cache
+def chains() -> np.ndarray:
+    """Every valid chain of every multiset of four numbers: int8 [chains, 16], grouped by multiset.
+
+    Columns: the four numbers in ascending order, then three steps of (a, index into SIGNS, b, result).
+
+    >>> rows = chains(); bool((rows[:, 15] > 0).all())
+    True
+    """
+    numbers = range(1, 10)
+    sets = [(a, b, c, d) for a in numbers for b in numbers for c in numbers for d in numbers if a <= b <= c <= d]
+    start = np.array(sets, dtype=np.int16)
+    states = [(start, start)]  # (numbers and steps so far, numbers left)
+    for left in (4, 3, 2):
+        following = []
+        for done, pool in states:
+            for i in range(left):
+                for j in range(left):
+                    if i == j:
+                        continue
+                    a, b = pool[:, i], pool[:, j]
+                    for sign, result in enumerate((a + b, a - b, a * b)):
+                        good = (result >= 1) & (result <= LARGEST)
+                        step = np.stack([a, np.full_like(a, sign), b, result], axis=1)
+                        rest = np.delete(pool, (i, j), axis=1)
+                        following.append(
+                            (np.hstack([done, step])[good], np.hstack([rest, result[:, None]])[good])
+                        )
+        states = [(np.concatenate([s[0] for s in following]), np.concatenate([s[1] for s in following]))]
+    return np.unique(states[0][0].astype(np.int8), axis=0)
+
+
+def held_out(numbers: tuple[int, ...] | list[int], target: int) -> bool:
+    """Whether a problem belongs to the tenth of all problems that no training ever sees, whatever the seed."""
+    key = f"{sorted(map(int, numbers))} {int(target)}"
+    return hashlib.sha256(key.encode()).digest()[0] < 26
+
+
+def is_solution(numbers: list[int], target: int, text: str) -> bool:
+    """Whether a response uses each number once, step by step with results within 1..99, and ends on the target.
+
+    >>> is_solution([3, 8, 5, 2], 23, "8 - 3 = 5 ; 5 * 5 = 25 ; 25 - 2 = 23")
+    True
+    """
+    pool = list(numbers)
+    for step in text.split(" ; "):
+        words = step.split(" ")
+        if len(words) != 5 or words[1] not in SIGNS or words[3] != "=" or not (words[0] + words[2] + words[4]).isdigit():
+            return False
+        a, b, result = int(words[0]), int(words[2]), int(words[4])
+        if result != {"+": a + b, "-": a - b, "*": a * b}[words[1]] or not 1 <= result <= LARGEST:
+            return False
+        for used in (a, b):
+            if used not in pool:
+                return False
+            pool.remove(used)
+        pool.append(result)
+    return pool == [target]
+
+
+def countdown_problems(*, seed: int = 0) -> tuple[list[dict], list[dict]]:
+    """Train and held-out rows {id, problem, gold}, disjoint by (sorted numbers, target), each solvable.
+
+    A problem is the numbers and the last result of a random chain, so targets with many solutions are commoner.
+    """
+    table = chains()
+    table = table[(table[:, -1] >= TARGETS.start) & (table[:, -1] < TARGETS.stop)]
+    rng = random.Random(f"countdown {seed}")
+    train: dict[tuple, dict] = {}
+    test: dict[tuple, dict] = {}
+    while len(train) < TRAIN_PROBLEMS or len(test) < TEST_PROBLEMS:
+        row = table[int(rng.random() * len(table))]
+        numbers, target = [int(n) for n in row[:4]], int(row[-1])
+        key = (*numbers, target)
+        into, name, size = (test, "test", TEST_PROBLEMS) if held_out(numbers, target) else (train, "train", TRAIN_PROBLEMS)
+        if key in into or len(into) == size:
+            continue
+        numbers.sort(key=lambda _: rng.random())
+        gold = json.dumps({"numbers": numbers, "target": target}, separators=(",", ":"))
+        problem = f"{' '.join(map(str, numbers))} -> {target}"
+        into[key] = {"id": f"countdown-{name}-{len(into):04d}", "problem": problem, "gold": gold}
+    return list(train.values()), list(test.values())
+
+
+def tokenizer_files() -> dict[str, str]:
+    """The word-level tokenizer as files: every number, sign and marker between white space is one token."""
+    special = [
+        {"id": IDS[w], "content": w, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        for w in (EOS, PAD, UNKNOWN)
+    ]
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": IDS, "unk_token": UNKNOWN},
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "unk_token": UNKNOWN,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONFIG["max_position_embeddings"],
+    }
+    return {
+        "tokenizer.json": json.dumps(tokenizer, indent=1) + "\n",
+        "tokenizer_config.json": json.dumps(settings, indent=1) + "\n",
+    }
+
+
+def _example_source(seed: int, misses: float) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
+    """A function that draws (prompts [n, 6], responses [n, 18]) of token ids for the warm start."""
+    table = chains()
+    keys, inverse = np.unique(table[:, [0, 1, 2, 3, 15]], axis=0, return_inverse=True)
+    hidden = np.array([held_out(k[:4].tolist(), int(k[4])) for k in keys])[inverse.ravel()]
+    shown = np.flatnonzero((table[:, -1] >= TARGETS.start) & (table[:, -1] < TARGETS.stop) & ~hidden)
+    first = np.flatnonzero(np.r_[True, (table[1:, :4] != table[:-1, :4]).any(axis=1)])
+    ends = np.r_[first[1:], len(table)]
+    of_set = np.searchsorted(first, shown, side="right") - 1
+    signs = np.array([IDS[s] for s in SIGNS])
+    rng = np.random.default_rng(seed)
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+        pick = rng.integers(len(shown), size=n)
+        rows, sets = shown[pick], of_set[pick]
+        astray = first[sets] + (rng.random(n) * (ends - first)[sets]).astype(np.int64)
+        chain = table[np.where(rng.random(n) < misses, astray, rows)].astype(np.int64)
+        numbers = rng.permuted(chain[:, :4], axis=1)
+        arrow, target = np.full((n, 1), IDS["->"]), table[rows, -1:].astype(np.int64)
+        prompt = np.hstack([numbers, arrow, target])
+        equals, semicolon, end = (np.full((n, 1), IDS[w]) for w in ("=", ";", EOS))
+        parts = []
+        for s in (4, 8, 12):
+            parts += [chain[:, s : s + 1], signs[chain[:, s + 1 : s + 2]], chain[:, s + 2 : s + 3], equals, chain[:, s + 3 : s + 4]]
+            parts.append(semicolon if s < 12 else end)
+        return prompt, np.hstack(parts)
+
+    return draw
+
+
+def warm_start(*, seed: int = 0, steps: int = 2000, batch: int = 256, learning_rate: float = 3e-3, misses: float = 0.3) -> Any:
+    """Train the policy from random weights on one thread; the same torch build and CPU type give the same bits.
+
+    Cross-entropy on response tokens, AdamW, warm-up and cosine decay. Returns a transformers ``Qwen2ForCausalLM``.
+    """
+    import torch
+    from torch.nn import functional
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = Qwen2ForCausalLM(Qwen2Config(**CONFIG)).float().train()
+        decay = [p for p in model.parameters() if p.dim() > 1]
+        plain = [p for p in model.parameters() if p.dim() == 1]
+        groups = [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
+        draw = _example_source(seed, misses)
+        for step in range(steps):
+            rate = learning_rate * min(1.0, (step + 1) / 50) * (0.51 + 0.49 * math.cos(math.pi * step / steps))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            prompt, response = map(torch.from_numpy, draw(batch))
+            ids = torch.cat([prompt, response], dim=1)
+            start = prompt.shape[1] - 1
+            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[:, start:]
+            logits = model.lm_head(hidden)
+            loss = functional.cross_entropy(logits.flatten(0, 1), response.flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if step % 100 == 0 or step == steps - 1:
+                log.info("warm start step %d of %d: loss %.4f", step + 1, steps, loss.item())
+        return model.eval()
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def policy_contents(model: Any) -> dict[str, bytes]:
+    """The files of a policy directory, the same bytes for the same weights."""
+    from safetensors.torch import save
+
+    tensors = {name: value.detach().contiguous() for name, value in sorted(model.state_dict().items())}
+    generation = {"eos_token_id": IDS[EOS], "pad_token_id": IDS[PAD], "do_sample": True, "temperature": 1.0}
+    texts = {
+        "config.json": json.dumps(CONFIG, indent=1) + "\n",
+        "generation_config.json": json.dumps(generation, indent=1) + "\n",
+        **tokenizer_files(),
+    }
+    return {"model.safetensors": save(tensors, {"format": "pt"}), **{name: text.encode() for name, text in texts.items()}}
+
+
+def make(directory: Path, *, seed: int = 0, train: bool = False) -> dict[str, Path]:
+    """Write ``policy/``, ``train.jsonl`` and ``test.jsonl`` into a directory, the same bytes every time.
+
+    The policy is a copy of the shipped one; ``train`` makes it again from nothing (minutes on one core). ``seed`` draws
+    other problems; those that the policy never saw in training stay held out under every seed.
+
+    Raises:
+        UserError: a file of another content is there already; nothing was written.
+    """
+    directory = Path(directory)
+    rows = dict(zip(("train.jsonl", "test.jsonl"), countdown_problems(seed=seed), strict=True))
+    contents = {
+        name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table).encode() for name, table in rows.items()
+    }
+    policy = policy_contents(warm_start()) if train else {f.name: f.read_bytes() for f in sorted(SHIPPED.iterdir())}
+    contents |= {f"policy/{name}": data for name, data in policy.items()}
+    for name, data in contents.items():
+        file = directory / name
+        if file.exists() and (not file.is_file() or file.read_bytes() != data):
+            raise UserError(f"{file}: exists with other content; choose an empty directory or remove it")
+    for name, data in contents.items():
+        file = directory / name
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(file, data)
+    return {"policy": directory / "policy", "train": directory / "train.jsonl", "test": directory / "test.jsonl"}
