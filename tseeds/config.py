@@ -83,6 +83,10 @@ class SnapshotConfig(Section):
     """Additionally keep every snapshot whose step is a multiple of this; 0 adds none."""
     disk_budget_gb: Annotated[float, Field(ge=0)] = 0.0
     """Oldest snapshots go first when snapshots need more than this; 0 sets no budget."""
+    keep_states: Positive = 2
+    """Weights and trainer state of this many newest iterations are kept to resume or fork from."""
+    keep_states_every: NonNegative = 0
+    """Additionally keep them at every iteration that is a multiple of this; 0 adds none."""
 
 
 class SeedConfig(Section):

@@ -47,6 +47,7 @@ SEED = pa.schema(
         ("cut", pa.float32()),  # the drawn cut: fraction of the chain, or tokens
         ("origin", pa.string()),  # live | replay
         ("chain_reward", pa.float32()),  # null where the chain was not graded
+        ("finish_reason", pa.string()),  # of the chain: stop | length
         ("outcome", pa.string()),  # used | too_short | no_fit | no_chain: why a planned seed is empty
         ("temperature", pa.float32()),
         ("rng_seed", pa.int64()),

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -99,7 +100,7 @@ class Manifest:
     created: str
     path: Path = field(compare=False)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 over the data of all files: the identity of this artifact as an input of others."""
         lines = "".join(f"{f.path} {f.content or f.sha256}\n" for f in sorted(self.files, key=lambda f: f.path))
@@ -127,6 +128,17 @@ def read_manifest(path: Path) -> Manifest | None:
         UserError: the manifest is damaged or of a newer tseeds.
     """
     file = Path(path) / MANIFEST
+    try:
+        stat = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _parse_manifest(file, stat.st_ino, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=65536)
+def _parse_manifest(file: Path, _inode: int, _mtime_ns: int) -> Manifest | None:
+    """read_manifest of one state of the file: manifests never change, so each is parsed once per process."""
+    path = file.parent
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

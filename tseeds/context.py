@@ -1,0 +1,145 @@
+"""What stages share while a process runs: one warm engine, one grader, tokenizers, progress, the wish to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tseeds.config import Pipeline
+from tseeds.errors import Interrupted
+
+if TYPE_CHECKING:
+    from tseeds.engines.base import Engine
+    from tseeds.grading import Grade, Grader
+
+log = logging.getLogger(__name__)
+
+
+class Progress:
+    """What a stage tells of its work; this one says nothing. The command line shows it."""
+
+    def begin(self, stage: str, total: int, done: int = 0) -> None:
+        """A stage starts; ``total`` rows, of which ``done`` are already committed."""
+
+    def advance(self, rows: int, tokens: int = 0) -> None:
+        """Rows (and tokens) finished."""
+
+    def end(self) -> None:
+        """The stage is over."""
+
+    def note(self, message: str) -> None:
+        """Something worth a line."""
+
+
+class Context:
+    """Opens what stages need once, on first use, and closes it at the end.
+
+    Use as a context manager. ``max_model_len`` bounds prompt + response of the engine.
+    """
+
+    def __init__(self, config: Pipeline, *, progress: Progress | None = None, run: Path | None = None) -> None:
+        self.config = config
+        self.progress = progress or Progress()
+        self.run = run
+        self.stop_requested = False
+        self.trainer: Any = None
+        """The update stage's warm trainer with the digest that it holds."""
+        self._stack = ExitStack()
+        self._engine: Engine | None = None
+        self._graders: dict[str, Grader] = {}
+        self._tokenizers: dict[Path, Any] = {}
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        self._engine = None
+        self._graders.clear()
+
+    def check_stop(self) -> None:
+        """Called where everything so far is committed.
+
+        Raises:
+            Interrupted: a signal asked to stop.
+        """
+        if self.stop_requested:
+            raise Interrupted("stopped at your request; everything finished is committed")
+
+    @property
+    def engine_running(self) -> bool:
+        """Whether the engine was opened."""
+        return self._engine is not None
+
+    def engine(self) -> Engine:
+        """The engine, started on first use."""
+        if self._engine is None:
+            from tseeds.engines import open_engine
+
+            config = self.config
+            response = max(config.rollout.max_response_tokens, config.evaluate.max_response_tokens)
+            self._engine = open_engine(
+                config.engine,
+                dtype=config.policy.dtype,
+                max_model_len=config.problems.max_prompt_tokens + response,
+                trust_remote_code=config.policy.trust_remote_code,
+            )
+            self._stack.callback(self._engine.close)
+        return self._engine
+
+    def grade(self, items: Sequence[tuple[str, str, str]]) -> list[Grade]:
+        """Grades of (task, gold, response text) in order; one grader per task, started on first use."""
+        from tseeds.grading import Grader, GradingOptions
+
+        grades: list[Grade | None] = [None] * len(items)
+        for task in dict.fromkeys(task for task, _, _ in items):
+            if task not in self._graders:
+                options = GradingOptions(task=task, **self.config.score.model_dump())
+                self._graders[task] = self._stack.enter_context(Grader(options))
+            numbers = [k for k, item in enumerate(items) if item[0] == task]
+            for k, grade in zip(numbers, self._graders[task].grade([items[k][1:] for k in numbers]), strict=True):
+                grades[k] = grade
+        return [g for g in grades if g is not None]
+
+    def tokenizer(self, policy: Path) -> Any:
+        """The policy's tokenizer, loaded once."""
+        policy = Path(policy).resolve()
+        if policy not in self._tokenizers:
+            self._tokenizers[policy] = load_tokenizer(policy, self.config.policy.trust_remote_code)
+        return self._tokenizers[policy]
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` when the context closes."""
+        self._stack.callback(callback)
+
+
+def load_tokenizer(policy: Path, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a policy directory."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    from tseeds.errors import UserError
+
+    transformers_logging.set_verbosity_error()
+    try:
+        return AutoTokenizer.from_pretrained(policy, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise UserError(f"{policy}: its tokenizer does not load: {str(error).splitlines()[0]}") from error
+
+
+def eos_ids(policy: Path, tokenizer: Any = None) -> frozenset[int]:
+    """All end-of-sequence ids of a policy: generation_config.json, config.json, tokenizer."""
+    import json
+
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = Path(policy) / name
+        if file.is_file():
+            value = json.loads(file.read_text()).get("eos_token_id")
+            found |= set(value) if isinstance(value, list) else {value} if isinstance(value, int) else set()
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)

@@ -1,0 +1,111 @@
+"""Stage update: the mixed-loss policy update on one iteration's rollouts and scores.
+
+Reads the policy of step i - 1 with its trainer state, rollouts, scores; writes policy/ (a model directory), state/
+(optimizer moments, fp32 master weights where the policy is bf16, step and token counts), rows.parquet, steps.parquet and,
+when asked for, tokens.parquet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tseeds.artifacts.rundir import digest_of, recorded_digest
+from tseeds.artifacts.store import Identity, Manifest, check_space, read_table, require, writing
+from tseeds.config import Pipeline
+from tseeds.context import Context
+from tseeds.errors import UserError
+
+STAGE = "update"
+VERSION = 1
+_NEUTRAL = {"processes", "threads"}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """policy: model directory; state: trainer state beside it (None at step 0); reference: model directory of the KL term."""
+
+    policy: Path
+    state: Path | None
+    rollouts: Path
+    scores: Path
+    iteration: int
+    reference: Path | None = None
+
+
+def identity(config: Pipeline, inputs: Inputs) -> Identity:
+    """What decides the weights: loss and optimizer values, and digests of policy, trainer state, rollouts and scores."""
+    values: dict[str, Any] = {
+        "run.seed": config.run.seed,
+        "iteration": inputs.iteration,
+        "policy.dtype": config.policy.dtype,
+        "rollout.max_response_tokens": config.rollout.max_response_tokens,
+        **{f"update.{k}": v for k, v in config.update.model_dump(mode="json").items() if k not in _NEUTRAL},
+    }
+    digests = {
+        "policy": recorded_digest(inputs.policy),
+        "rollouts": require(inputs.rollouts, "rollouts").digest,
+        "scores": require(inputs.scores, "scores").digest,
+    }
+    if inputs.state is not None:
+        digests["state"] = require(inputs.state.parent, "trainer state").digest
+    if inputs.reference is not None:
+        digests["reference"] = recorded_digest(inputs.reference)
+    return Identity(STAGE, VERSION, values, digests)
+
+
+def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manifest:
+    """Train on the iteration's rows and commit the new policy at ``out``.
+
+    Raises:
+        UserError: an input is missing or damaged. StageFailed: the disk is full.
+    """
+    from tseeds.training.trainer import Rows, Trainer
+
+    ident = identity(config, inputs)
+    rollouts = read_table(require(inputs.rollouts, "rollouts"))
+    scores = read_table(require(inputs.scores, "scores"))
+    rows = Rows.from_tables(rollouts, scores)
+    size = sum(f.stat().st_size for f in inputs.policy.glob("*.safetensors"))
+    check_space(out, 5 * size, f"policy and optimizer state of iteration {inputs.iteration}")
+    context.progress.begin(STAGE, len(rows))
+    if context.engine_running and config.engine.sleep_during_update:
+        context.engine().sleep()
+    held = (ident.inputs["policy"], ident.inputs.get("state"))
+    if context.trainer is None or context.trainer[0] != held:
+        if digest_of(inputs.policy) != ident.inputs["policy"]:
+            raise UserError(f"{inputs.policy}: damaged, it differs from the digest recorded when it was written")
+        context.trainer = None  # frees the old one before the new one is built
+        trainer = Trainer(
+            config.update,
+            inputs.policy,
+            dtype=config.policy.dtype,
+            run_seed=config.run.seed,
+            max_response_tokens=config.rollout.max_response_tokens,
+            state=inputs.state,
+            trust_remote_code=config.policy.trust_remote_code,
+        )
+    else:
+        trainer = context.trainer[1]
+    context.trainer = None  # a step that fails half-way leaves no trainer that could be reused
+    with writing(out, ident) as writer:
+        result = trainer.step(rows, iteration=inputs.iteration, reference=inputs.reference)
+        context.progress.advance(len(rows), int(result.summary.get("tokens", 0)))
+        trainer.save(writer.path("policy"), writer.path("state"))
+        writer.table("rows.parquet", result.rows)
+        writer.table("steps.parquet", result.steps)
+        if result.tokens is not None:
+            writer.table("tokens.parquet", result.tokens)
+        writer.facts.update(
+            policy=digest_of(writer.path("policy")), step=inputs.iteration, summary=_plain(result.summary)
+        )
+    assert writer.manifest is not None
+    context.trainer = ((writer.manifest.facts["policy"], writer.manifest.digest), trainer)
+    context.progress.end()
+    return writer.manifest
+
+
+def _plain(summary: dict[str, Any]) -> dict[str, Any]:
+    """JSON-ready: NaN (nothing to average) becomes null."""
+    return {k: (None if isinstance(v, float) and v != v else v) for k, v in summary.items()}
