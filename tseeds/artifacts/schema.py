@@ -91,5 +91,117 @@ SCORE = pa.schema(
     ]
 )
 
+EVALUATION = pa.schema(
+    [
+        ("row_id", pa.string()),
+        ("problem_id", pa.string()),
+        ("benchmark", pa.string()),
+        ("difficulty", pa.string()),  # null where the benchmark has none
+        ("sample", pa.int32()),  # 0 .. n - 1; -1 for the greedy one beside them
+        ("policy", pa.string()),  # digest of the evaluated policy
+        ("policy_step", pa.int32()),
+        ("response_ids", _IDS),
+        ("logprobs", _FLOATS),  # of the distribution that was sampled from: temperature and top_p included
+        ("finish_reason", pa.string()),  # stop | length
+        ("temperature", pa.float32()),
+        ("extracted", pa.string()),
+        ("canonical", pa.string()),
+        ("verdict", pa.string()),
+        ("reward", pa.float32()),
+        ("rng_seed", pa.int64()),
+        ("text", pa.string()),
+        ("wall_ms", pa.float32()),
+    ]
+)
+
+MIXED = pa.schema(
+    [
+        *EVALUATION,
+        ("snapshot", pa.string()),  # digest of the policy that wrote [0, off_stop); null where there is none
+        ("snapshot_step", pa.int32()),
+        ("lag", pa.int32()),  # policy_step - snapshot_step
+        ("seed_length", pa.int32()),  # tokens asked for: 0 is the final policy alone, -1 the snapshot alone
+        ("off_start", pa.int32()),
+        ("off_stop", pa.int32()),  # less than seed_length where the snapshot finished earlier
+    ]
+)
+
+EVALUATION_METRICS = pa.schema(
+    [
+        ("benchmark", pa.string()),
+        ("policy_step", pa.int32()),
+        ("difficulty", pa.string()),  # null: all problems
+        ("metric", pa.string()),  # pass, maj, distinct, truncated, ...
+        ("k", pa.int32()),  # null where the metric has no k
+        ("value", pa.float64()),
+        ("lo", pa.float64()),  # bootstrap interval over problems
+        ("hi", pa.float64()),
+        ("problems", pa.int32()),
+    ]
+)
+
 MEASUREMENTS = frozenset({"wall_ms"})
 """Columns that time the machine: not data, left out of content digests and of every promise of equality."""
+
+UPDATE_ROWS = pa.schema(
+    [
+        ("row_id", pa.string()),
+        ("problem_id", pa.string()),
+        ("group_id", pa.string()),
+        ("reward", pa.float32()),
+        ("advantage", pa.float32()),
+        ("used", pa.bool_()),  # false: dropped from the loss (overlong, rejected, degenerate)
+        ("snapshot_age", pa.int32()),  # iterations between the snapshot and the rollout; null for unseeded rows
+        ("seed_tokens", pa.int32()),
+        ("continuation_tokens", pa.int32()),
+        ("ratio_seed", pa.float32()),  # means over tokens with A != 0; null where the row has none
+        ("clip_fraction_seed", pa.float32()),
+        ("entropy_seed", pa.float32()),  # of pi_old, nats
+        ("log_ratio_behaviour_seed", pa.float32()),  # mean lp_old - lp_mu
+        ("ratio_continuation", pa.float32()),
+        ("clip_fraction_continuation", pa.float32()),
+        ("entropy_continuation", pa.float32()),
+        ("log_ratio_behaviour_continuation", pa.float32()),
+    ]
+)
+
+_REGION_METRICS = (
+    "tokens", "entropy", "clip_fraction", "clip_fraction_positive_high", "clip_fraction_negative_low",
+    "clip_fraction_negative_dual", "clipped_mass", "effective_entropy", "retained_entropy", "ratio_mean", "ratio_max",
+    "ess", "ess_share", "kl_k1", "kl_k3",
+)  # fmt: skip
+_BIN_METRICS = ("entropy", "ratio_mean", "ess_share", "clip_fraction", "clipped_mass")
+
+UPDATE_STEPS = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        ("epoch", pa.int32()),
+        ("minibatch", pa.int32()),
+        ("step", pa.int64()),  # optimizer steps taken, this one included
+        ("skipped", pa.bool_()),  # no token carried a gradient, or the gradient was not finite
+        ("rows", pa.int32()),
+        ("loss_tokens", pa.int64()),
+        ("loss", pa.float32()),
+        ("grad_norm", pa.float32()),  # before clipping
+        ("learning_rate", pa.float64()),
+        *((f"{m}_{r}", pa.float32()) for r in ("all", "seed", "continuation") for m in _REGION_METRICS),
+        *((f"{m}_{r}_bins", _FLOATS) for r in ("seed", "continuation") for m in _BIN_METRICS),  # ten position bins
+    ]
+)
+
+UPDATE_TOKENS = pa.schema(
+    [
+        ("row_id", pa.string()),
+        ("position", pa.int32()),  # in the response
+        ("region", pa.string()),  # seed | continuation
+        ("logprob", pa.float32()),  # at the token's last optimizer step
+        ("logprob_old", pa.float32()),
+        ("logprob_behaviour", pa.float32()),
+        ("entropy", pa.float32()),
+        ("advantage", pa.float32()),
+        ("ratio", pa.float32()),
+        ("weight", pa.float32()),  # what multiplies A grad(logprob) when nothing is clipped
+        ("used", pa.bool_()),  # carried loss
+        ("clipped", pa.bool_()),
+    ]
+)

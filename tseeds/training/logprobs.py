@@ -1,0 +1,296 @@
+"""Log-probs and entropies of chosen next tokens, without a [tokens, vocabulary] tensor beyond one chunk.
+
+``Policy`` wraps a Hugging Face causal language model: the body runs on packed micro-batches (``batches.Packed``), the
+head runs in chunks of tokens whose logits are recomputed in the backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tseeds.errors import UserError
+from tseeds.training.batches import Packed, pack
+
+log = logging.getLogger(__name__)
+
+ATTENTION = "tseeds_packed"
+_CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}  # logits of one chunk; 64 MB in fp32 on CPU
+_MIN_LOGIT = -1e30  # stands for -inf: exp gives 0 and 0 * logit stays 0
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed: Packed | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the tries of a packed micro-batch; query [1, H, N, D], key and value [1, Hkv, N, D] -> [1, N, H, D].
+
+    Called by the model's attention layers through transformers' attention interface.
+    """
+    assert packed is not None, f"attention {ATTENTION!r} works on packed micro-batches only"
+    heads, _n, dim = query.shape[1:]
+    kv_heads, value_dim = key.shape[1], value.shape[-1]
+    outputs = []
+    for block in packed.blocks:
+        rows, tq, tk = block.shape
+        q = query[0].index_select(1, block.queries).view(heads, rows, tq, dim).transpose(0, 1)
+        k = key[0].index_select(1, block.keys).view(kv_heads, rows, tk, dim).transpose(0, 1)
+        v = value[0].index_select(1, block.keys).view(kv_heads, rows, tk, value_dim).transpose(0, 1)
+        o = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=block.mask(q.dtype, sliding_window), scale=scaling, enable_gqa=heads != kv_heads
+        )
+        outputs.append(o.transpose(1, 2).reshape(rows * tq, heads, value_dim))
+    flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return flat.index_select(0, packed.order)[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
+
+
+def _log_softmax_(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor) -> Tensor:
+    """fp32 log-softmax [n, V] of scale * (hidden W^T + b), in place of the logits."""
+    logits = F.linear(hidden, weight, bias).float()
+    logits.mul_(scale[:, None]).clamp_(min=_MIN_LOGIT)
+    return logits.sub_(torch.logsumexp(logits, -1, keepdim=True))
+
+
+class _Head(torch.autograd.Function):
+    """(lp [P], entropy [P], kl [P]) of pairs (node, target); logits live one chunk at a time, in both directions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, node: Tensor, target: Tensor, scale: Tensor,
+        reference: tuple[Tensor, Tensor, Tensor | None] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        size = len(node)
+        lp, entropy = (hidden.new_empty(size, dtype=torch.float32) for _ in range(2))
+        kl = hidden.new_zeros(size if reference else 0, dtype=torch.float32)
+        for a, b in _chunks(size, len(weight), hidden.device):
+            logp = _log_softmax_(hidden[node[a:b]], weight, bias, scale[a:b])
+            lp[a:b] = logp.gather(1, target[a:b, None])[:, 0]
+            if reference:
+                ref = _log_softmax_(reference[0][node[a:b]], reference[1], reference[2], scale[a:b])
+                kl[a:b] = ref.exp().mul_(ref.sub_(logp)).sum(-1)
+                del ref
+            entropy[a:b] = -torch.linalg.vecdot(logp.exp(), logp)
+            del logp
+        ctx.save_for_backward(hidden, weight, bias, node, target, scale, entropy)
+        ctx.reference = reference
+        return lp, entropy, kl
+
+    @staticmethod
+    def backward(ctx: Any, d_lp: Tensor | None, d_entropy: Tensor | None, d_kl: Tensor | None) -> tuple:  # type: ignore[override]
+        hidden, weight, bias, node, target, scale, entropy = ctx.saved_tensors
+        reference = ctx.reference
+        d_hidden = torch.zeros_like(hidden)
+        chunks = _chunks(len(node), len(weight), hidden.device)
+        # one chunk needs no wider accumulator
+        wide = weight.dtype if len(chunks) <= 1 else torch.float32
+        d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
+        for a, b in chunks:
+            h = hidden[node[a:b]]
+            logp = _log_softmax_(h, weight, bias, scale[a:b])
+            p = logp.exp()
+            factor = torch.zeros_like(entropy[a:b])
+            if d_lp is not None:
+                factor -= d_lp[a:b]
+            if d_kl is not None and reference:
+                factor += d_kl[a:b]
+            if d_entropy is not None:
+                # dH/dlogit = -p (log p + H)
+                logits = logp.add_(entropy[a:b, None]).mul_(-d_entropy[a:b, None]).add_(factor[:, None]).mul_(p)
+            else:
+                logits = p.mul_(factor[:, None])
+            if d_lp is not None:
+                logits.scatter_add_(1, target[a:b, None], d_lp[a:b, None])
+            if d_kl is not None and reference:
+                ref = _log_softmax_(reference[0][node[a:b]], reference[1], reference[2], scale[a:b])
+                logits.sub_(ref.exp_().mul_(d_kl[a:b, None]))
+                del ref
+            logits.mul_(scale[a:b, None])
+            if d_bias is not None:
+                d_bias += logits.sum(0)
+            narrow = logits.to(weight.dtype)
+            del logits, logp, p
+            d_hidden.index_add_(0, node[a:b], narrow @ weight)
+            if d_weight is not None:
+                if wide == weight.dtype:
+                    d_weight = d_weight.addmm_(narrow.t(), h)
+                else:
+                    d_weight += narrow.t() @ h
+        return (
+            d_hidden,
+            d_weight.to(weight.dtype) if d_weight is not None else None,
+            d_bias.to(weight.dtype) if d_bias is not None else None,
+            None, None, None, None,
+        )  # fmt: skip
+
+
+def _chunks(size: int, vocabulary: int, device: torch.device) -> list[tuple[int, int]]:
+    step = max(1, _CHUNK_ELEMENTS.get(device.type, 1 << 27) // vocabulary)
+    return [(a, min(a + step, size)) for a in range(0, size, step)]
+
+
+class Policy(nn.Module):
+    """A causal language model that gives log-probs of chosen tokens. ``packable`` False runs plain padded batches."""
+
+    def __init__(self, model: nn.Module, *, packable: bool = True) -> None:
+        super().__init__()
+        self.model = model
+        self.packable = packable
+
+    @property
+    def head(self) -> nn.Linear:
+        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        assert isinstance(head, nn.Linear)
+        return head
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """[N, d] last hidden state of every node."""
+        body = self.model.base_model if hasattr(self.model, "base_model") else self.model
+        if hasattr(self.model, "get_base_model"):  # peft
+            body = self.model.get_base_model().base_model
+        if packed.padded is None:
+            out = body(
+                input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, packed=packed
+            )
+            return out.last_hidden_state[0]
+        index, lengths = packed.padded
+        mask = torch.arange(index.shape[1], device=index.device)[None] < lengths[:, None]
+        out = body(input_ids=packed.ids[index], attention_mask=mask.long(), use_cache=False)
+        return out.last_hidden_state.flatten(0, 1).index_select(0, packed.order)
+
+    def forward(
+        self, packed: Packed, reference: tuple[Tensor, Tensor, Tensor | None] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(lp [P], entropy [P] in nats, kl [P]) of the micro-batch's pairs, fp32, of the tempered distribution.
+
+        reference: (hidden [N, d'], head weight, head bias) of another policy on the same micro-batch; then kl is the exact
+        forward KL(reference || policy) over the vocabulary, else it is empty.
+        """
+        head = self.head
+        return _Head.apply(
+            self.hidden(packed), head.weight, head.bias, packed.pair_node, packed.pair_target,
+            packed.inverse_temperature, reference,
+        )  # fmt: skip
+
+
+def load_model(policy: Path, *, dtype: torch.dtype, trust_remote_code: bool = False, packed: bool = True) -> nn.Module:
+    """A Hugging Face causal language model from a directory, never from the network, in evaluation mode.
+
+    Raises:
+        UserError: the directory holds no loadable causal language model.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            policy,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            attn_implementation=ATTENTION if packed else "sdpa",
+        )
+    except (OSError, ValueError, KeyError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise UserError(f"{policy}: not a causal language model that transformers can load: {line}") from None
+    return model.eval()
+
+
+def load_policy(policy: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Policy:
+    """A policy whose packed log-probs were compared with transformers' own on a few probe tokens.
+
+    Models whose attention ignores the packed layout fall back to padded batches; a head that is more than a linear layer
+    is refused.
+
+    Raises:
+        UserError: the directory is no causal language model, or its head is not one linear layer.
+    """
+    model = load_model(policy, dtype=dtype, trust_remote_code=trust_remote_code)
+    return checked(Policy(model), policy)
+
+
+def checked(policy: Policy, name: Path | str) -> Policy:
+    """``policy``, found to agree with transformers' own forward pass, in packed or at least in padded form."""
+    vocabulary = int(policy.model.config.vocab_size)  # type: ignore[union-attr]
+    base = [(7919 * (i + 1)) % vocabulary for i in range(9)]
+    import numpy as np
+
+    prompts = [np.array(base[:4]), np.array(base[:4])]
+    responses = [np.array(base[4:]), np.array(base[6:])]
+    expected = [plain_logprobs(policy.model, [*base[:4], *r.tolist()])[3:] for r in responses]
+    tolerance = 1e-3 if next(policy.model.parameters()).dtype == torch.float32 else 0.25
+
+    def worst(padded: bool) -> float:
+        packed = pack([[0, 1]], prompts, responses, [1.0, 1.0], [0, 5], padded=padded)
+        with torch.no_grad(), attention(policy.model, "sdpa" if padded else ATTENTION):
+            lp = policy(packed)[0][packed.token_pair]
+        got = torch.zeros(8)
+        got[packed.tokens] = lp
+        return float((got - torch.cat(expected)).abs().max())
+
+    if not isinstance(policy.model.get_output_embeddings(), nn.Linear):  # type: ignore[operator]
+        raise UserError(f"{name}: its output head is not one linear layer; such models cannot be trained here")
+    error: float | None
+    try:
+        error = worst(padded=False)
+    except (AssertionError, TypeError, RuntimeError) as why:
+        log.info("packed attention does not run on %s: %s", name, why)
+        error = None
+    if error is not None and error <= tolerance:
+        return policy
+    padded_error = worst(padded=True)
+    if not padded_error <= tolerance:
+        raise UserError(
+            f"{name}: log-probs of its linear head differ from the model's own by {padded_error:.3g}; models that scale or cap "
+            "their logits cannot be trained here"
+        )
+    log.warning("%s: attention does not take packed batches; training runs on padded ones, which is slower", name)
+    policy.packable = False
+    policy.model.set_attn_implementation("sdpa")  # type: ignore[operator]
+    return policy
+
+
+@contextlib.contextmanager
+def attention(model: nn.Module, name: str):  # noqa: ANN201
+    """Run ``model`` with another attention implementation inside the block."""
+    config: Any = model.config
+    before = config._attn_implementation
+    if before == name:
+        yield
+        return
+    model.set_attn_implementation(name)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def plain_logprobs(model: nn.Module, ids: list[int]) -> Tensor:
+    """[len(ids) - 1] fp32 log-probs at temperature 1 by transformers' own forward pass on one sequence."""
+    with attention(model, "sdpa"):
+        logits = model(input_ids=torch.tensor([ids], device=next(model.parameters()).device)).logits[0, :-1].float()
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0].cpu()
+
+
+def model_dtype(policy: Path) -> torch.dtype:
+    """The precision that a policy's weights are stored in, by its config; float32 where it says nothing."""
+    dtype = getattr(AutoConfig.from_pretrained(policy, local_files_only=True), "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
