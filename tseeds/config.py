@@ -18,9 +18,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 
-PrefixWeight = Literal[
-    "clip", "mask", "decoupled", "truncate", "shape", "shape_policy", "band", "topr", "on_policy"
-]
+PrefixWeight = Literal["clip", "mask", "decoupled", "truncate", "shape", "shape_policy", "band", "topr", "on_policy"]
 
 
 class Section(BaseModel):
@@ -295,7 +293,9 @@ class EvaluateConfig(Section):
     samples: Positive = 16
     """Samples per problem (n of pass@k)."""
     temperature: Annotated[float, Field(ge=0)] = 0.6
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; 0 is greedy and takes one sample per problem."""
+    greedy: bool = False
+    """Also decode every problem once greedily, beside the samples."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Nucleus sampling."""
     max_response_tokens: NonNegative = 0
@@ -368,7 +368,11 @@ class Pipeline(Section):
                     f"seed.share {self.seed.share} of rollout.group_size {self.rollout.group_size} rounds to no seeded "
                     "trajectory: raise one of them, or set seed.share = 0"
                 )
-            if self.seed.sampler == "fixed_lag" and self.seed.lag < self.snapshot.every and self.snapshot.keep_last == 1:
+            if (
+                self.seed.sampler == "fixed_lag"
+                and self.seed.lag < self.snapshot.every
+                and self.snapshot.keep_last == 1
+            ):
                 raise ValueError("seed.lag needs older snapshots than snapshot.keep_last = 1 keeps")
         if self.update.minibatches > self.rollout.problems_per_iteration:
             raise ValueError(
@@ -376,9 +380,13 @@ class Pipeline(Section):
                 f"{self.rollout.problems_per_iteration}: a minibatch holds whole groups"
             )
         if self.update.advantage == "per_seed" and self.seed.share > 0 and self.seed.continuations < 2:
-            raise ValueError('update.advantage = "per_seed" compares continuations of one seed: set seed.continuations >= 2')
+            raise ValueError(
+                'update.advantage = "per_seed" compares continuations of one seed: set seed.continuations >= 2'
+            )
         if self.update.overlong == "penalty" and not 0 < self.update.overlong_buffer <= budget:
-            raise ValueError("update.overlong = penalty needs 0 < update.overlong_buffer <= rollout.max_response_tokens")
+            raise ValueError(
+                "update.overlong = penalty needs 0 < update.overlong_buffer <= rollout.max_response_tokens"
+            )
         return self
 
 
@@ -392,8 +400,10 @@ def _line(where: str, error: Any) -> str:
     if error["type"] == "missing":
         return f"{where}: {key} is required"
     if key:
-        return f"{where}: {key} = {error['input']!r}: {message}" if error["type"] != "value_error" else (
-            f"{where}: {key}: {message}"
+        return (
+            f"{where}: {key} = {error['input']!r}: {message}"
+            if error["type"] != "value_error"
+            else (f"{where}: {key}: {message}")
         )
     return f"{where}: {message}"
 
@@ -505,7 +515,9 @@ def _inline(key: str, value: Any) -> str:
 
     def show(item: Any) -> str:
         if isinstance(item, dict):
-            return "{ " + ", ".join(f"{k} = {show(v)}" for k, v in item.items() if v is not None) + " }" if item else "{}"
+            return (
+                "{ " + ", ".join(f"{k} = {show(v)}" for k, v in item.items() if v is not None) + " }" if item else "{}"
+            )
         if isinstance(item, list):
             return "[" + ", ".join(map(show, item)) + "]"
         return json.dumps(item, ensure_ascii=False)
