@@ -369,7 +369,7 @@ Metric = tuple[str, int | None]
 def problem_values(rows: Sequence[dict[str, Any]]) -> dict[Metric, float]:
     """Every metric of one problem from its rows (EVALUATION columns).
 
-    pass, maj at k; avg (mean reward = 1 of all samples); distinct correct solutions; extraction_failures, truncated as
+    pass, maj at k; avg (share of correct samples); reward; distinct correct solutions; extraction_failures, truncated as
     shares; length in tokens; surprisal: mean -log p per token in nats, an unbiased estimate of the entropy of the
     distribution that was sampled from. greedy: whether the greedy decode is correct, where there is one.
     """
@@ -381,6 +381,7 @@ def problem_values(rows: Sequence[dict[str, Any]]) -> dict[Metric, float]:
     values: dict[Metric, float] = {("pass", k): pass_at_k(n, sum(right), k) for k in range(1, n + 1)}
     values |= {("maj", k): majority_at_k(votes, right, k) for k in powers(n)}
     values[("avg", n)] = sum(right) / n
+    values[("reward", None)] = sum(r["reward"] for r in drawn) / n
     values[("distinct", None)] = len({v for v, good in zip(votes, right, strict=True) if good})
     values[("extraction_failures", None)] = sum(r["verdict"] == "no_answer" for r in drawn) / n
     values[("truncated", None)] = sum(r["finish_reason"] == "length" for r in drawn) / n
@@ -412,7 +413,7 @@ def metrics_table(rows: pa.Table, *, run_seed: int = 0) -> pa.Table:
     """Every metric for all problems and by difficulty, with intervals (EVALUATION_METRICS), from EVALUATION rows."""
     import numpy as np
 
-    columns = ["problem_id", "difficulty", "sample", "logprobs", "finish_reason", "canonical", "verdict"]
+    columns = ["problem_id", "difficulty", "sample", "logprobs", "finish_reason", "canonical", "verdict", "reward"]
     by_problem: dict[str, list[dict[str, Any]]] = {}
     for row in rows.select(columns).to_pylist():
         by_problem.setdefault(row["problem_id"], []).append(row)
@@ -617,11 +618,8 @@ def mixed_cells(rows: pa.Table, *, run_seed: int = 0) -> list[dict[str, Any]]:
     final = rows["policy_step"][0].as_py()
     cells = []
     for (step, length), members in sorted(groups.items(), key=lambda g: (g[0][1], -1 if g[0][0] is None else g[0][0])):
-        table = metrics_table(
-            pa.Table.from_pylist(members, schema=_without(rows.schema, ("response_ids", "text"))), run_seed=run_seed
-        )
-        cell = summary(table, table)
-        cell.pop("difficulty", None), cell.pop("rows", None)
+        table = metrics_table(pa.Table.from_pylist(members, schema=columns), run_seed=run_seed)
+        cell = {k: v for k, v in summary(table, table).items() if k not in ("difficulty", "rows")}
         cells.append(
             {"snapshot_step": step, "lag": None if step is None else final - step, "seed_length": length, **cell}
         )
