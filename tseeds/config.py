@@ -490,7 +490,7 @@ def dumps(config: Pipeline) -> str:
     import tomli_w
 
     lines: list[str] = []
-    for name, field in Pipeline.model_fields.items():
+    for name in Pipeline.model_fields:
         section = getattr(config, name)
         doc = " ".join((type(section).__doc__ or "").split())
         lines += [f"# {doc}", f"[{name}]"]

@@ -71,7 +71,10 @@ def evaluation_steps(config: Pipeline, run: RunDir, step: int) -> Iterator[Step]
     """One evaluation per benchmark of the policy of ``step``."""
     for benchmark in config.evaluate.benchmarks:
         yield Step(
-            evaluate, evaluate.Inputs(run.policy(step), step, benchmark.name), run.evaluation(step, benchmark.name), step
+            evaluate,
+            evaluate.Inputs(run.policy(step), step, benchmark.name),
+            run.evaluation(step, benchmark.name),
+            step,
         )
 
 
@@ -83,7 +86,11 @@ def iteration_steps(config: Pipeline, run: RunDir, iteration: int) -> Iterator[S
     snapshots = {s: run.snapshot(s) for s in pool}
     seeded = len(schedule.seeded_samples(config, i)) > 0
     if seeded:
-        history = [(run.stage(k, "rollout"), run.stage(k, "score")) for k in range(1, i)] if seed.needs_history(config) else []
+        history = (
+            [(run.stage(k, "rollout"), run.stage(k, "score")) for k in range(1, i)]
+            if seed.needs_history(config)
+            else []
+        )
         writers = {i - 1: policy} if config.seed.sampler == "current" else snapshots
         if config.seed.source == "live" or history:
             yield Step(seed, seed.Inputs(run.problems, writers, i, history), run.stage(i, "seed"), i)
@@ -94,7 +101,9 @@ def iteration_steps(config: Pipeline, run: RunDir, iteration: int) -> Iterator[S
     yield Step(score, score.Inputs(run.stage(i, "rollout"), run.problems), run.stage(i, "score"), i)
     yield Step(
         update,
-        update.Inputs(policy, state, run.stage(i, "rollout"), run.stage(i, "score"), i, _reference(config, run, i, pool)),
+        update.Inputs(
+            policy, state, run.stage(i, "rollout"), run.stage(i, "score"), i, _reference(config, run, i, pool)
+        ),
         run.stage(i, "update"),
         i,
     )
@@ -139,7 +148,9 @@ def execute(config: Pipeline, step: Step, context: Context) -> tuple[store.Manif
         assert manifest is not None
         return manifest, False
     if report.state == "stale":
-        raise Stale(f"{step.out}: made with other values ({'; '.join(report.reasons)}); move it away or choose another --out")
+        raise Stale(
+            f"{step.out}: made with other values ({'; '.join(report.reasons)}); move it away or choose another --out"
+        )
     log.info("%s: running", step.name)
     return step.module.run(config, step.inputs, step.out, context), True
 
@@ -289,6 +300,25 @@ class Listener:
 
     def iteration(self, number: int, metrics: dict[str, Any]) -> None:
         """An iteration is finished."""
+
+
+class Listeners(Listener):
+    """Several listeners as one."""
+
+    def __init__(self, listeners: list[Listener]) -> None:
+        self._listeners = listeners
+
+    def started(self, run: RunDir, config: Pipeline, finished: int) -> None:
+        for listener in self._listeners:
+            listener.started(run, config, finished)
+
+    def stage(self, step: Step, ran: bool, manifest: store.Manifest) -> None:
+        for listener in self._listeners:
+            listener.stage(step, ran, manifest)
+
+    def iteration(self, number: int, metrics: dict[str, Any]) -> None:
+        for listener in self._listeners:
+            listener.iteration(number, metrics)
 
 
 def run_pipeline(

@@ -160,13 +160,16 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         }
         return pa.table(columns, schema=schema.ROLLOUT)
 
-    with writing(out, ident) as writer, Parts(
-        writer,
-        rows=len(rows),
-        part_rows=config.engine.part_rows,
-        build=build,
-        stop_requested=lambda: context.stop_requested,
-    ) as parts:
+    with (
+        writing(out, ident) as writer,
+        Parts(
+            writer,
+            rows=len(rows),
+            part_rows=config.engine.part_rows,
+            build=build,
+            stop_requested=lambda: context.stop_requested,
+        ) as parts,
+    ):
         todo = parts.todo
         context.progress.begin(STAGE, len(rows), len(rows) - len(todo))
         writer.facts["sampled_tokens"] = 0

@@ -124,7 +124,9 @@ def draw_snapshots(config: SeedConfig, steps: Sequence[int], *, run_seed: int, i
         return sorted({steps[round(k * (len(steps) - 1) / (count - 1))] for k in range(count)})
     weight = {s: math.exp(-(current - s) / config.tau) if config.sampler == "recent" else 1.0 for s in steps}
     # Efraimidis–Spirakis: the count largest u^(1/w) are a weighted sample without replacement; logs avoid underflow.
-    rank = {s: math.log(max(uniform(run_seed, "snapshot", iteration, s), 1e-300)) / max(weight[s], 1e-300) for s in steps}
+    rank = {
+        s: math.log(max(uniform(run_seed, "snapshot", iteration, s), 1e-300)) / max(weight[s], 1e-300) for s in steps
+    }
     return sorted(sorted(steps, key=lambda s: rank[s], reverse=True)[:count])
 
 

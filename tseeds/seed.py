@@ -28,10 +28,7 @@ from tseeds.schedule import draw_snapshots, groups, rng_seed, seeded_samples, un
 
 STAGE = "seed"
 VERSION = 1
-_VALUES = (
-    "share schedule schedule_end position sampler snapshots_per_iteration tau lag cut lo hi source success candidates "
-    "continuations temperature"
-).split()
+_VALUES = ["share", "schedule", "schedule_end", "position", "sampler", "snapshots_per_iteration", "tau", "lag", "cut", "lo", "hi", "source", "success", "candidates", "continuations", "temperature"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +51,7 @@ def drawn(config: Pipeline, inputs: Inputs) -> list[int]:
     """Steps of the snapshots that write in this iteration."""
     if config.seed.sampler == "current":
         return [inputs.iteration - 1]
-    return draw_snapshots(
-        config.seed, sorted(inputs.snapshots), run_seed=config.run.seed, iteration=inputs.iteration
-    )
+    return draw_snapshots(config.seed, sorted(inputs.snapshots), run_seed=config.run.seed, iteration=inputs.iteration)
 
 
 def identity(config: Pipeline, inputs: Inputs) -> Identity:
@@ -146,13 +141,16 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             [_finish(config, plan, chain, problems, cutter, history) for plan, chain in rows], schema=schema.SEED
         )
 
-    with writing(out, ident) as writer, Parts(
-        writer,
-        rows=len(plans),
-        part_rows=config.engine.part_rows,
-        build=build,
-        stop_requested=lambda: context.stop_requested,
-    ) as parts:
+    with (
+        writing(out, ident) as writer,
+        Parts(
+            writer,
+            rows=len(plans),
+            part_rows=config.engine.part_rows,
+            build=build,
+            stop_requested=lambda: context.stop_requested,
+        ) as parts,
+    ):
         todo = parts.todo
         context.progress.begin(STAGE, len(plans), len(plans) - len(todo))
         writer.facts["sampled_tokens"] = 0
@@ -302,8 +300,8 @@ def _choose(
             chosen[plan.seed_id] = (chain, reward)
     rows: list[tuple[_Plan, Completion | None]] = []
     for plan in plans:
-        chain, plan.reward = chosen.get(plan.seed_id, (None, None))
-        rows.append((plan, chain))
+        best, plan.reward = chosen.get(plan.seed_id, (None, None))
+        rows.append((plan, best))
     return rows
 
 

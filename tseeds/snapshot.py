@@ -50,7 +50,9 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     files = policy_files(inputs.policy)
     size = sum(f.stat().st_size for f in files)
     if digest_of(inputs.policy) != ident.inputs["policy"]:
-        raise UserError(f"{inputs.policy}: damaged, it differs from the digest recorded when it was written; restore it")
+        raise UserError(
+            f"{inputs.policy}: damaged, it differs from the digest recorded when it was written; restore it"
+        )
     if not inputs.link:
         check_space(out, size, f"snapshot of step {inputs.step}")
     context.progress.begin(STAGE, 1)
@@ -71,4 +73,3 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     context.progress.end()
     assert writer.manifest is not None
     return writer.manifest
-

@@ -66,9 +66,7 @@ def policy_digest(policy: Path) -> str:
 
 def probe_sequences(vocab_size: int, *, sequences: int = 3, length: int = 12) -> list[list[int]]:
     """Fixed token sequences that cover the vocabulary: the same for every policy of this vocabulary."""
-    return [
-        [(7919 * (i * length + j + 1) + 104729 * i) % vocab_size for j in range(length)] for i in range(sequences)
-    ]
+    return [[(7919 * (i * length + j + 1) + 104729 * i) % vocab_size for j in range(length)] for i in range(sequences)]
 
 
 def write_probe(policy: Path, logprobs: list[list[float]], ids: list[list[int]], dtype: str) -> None:

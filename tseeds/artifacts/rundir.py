@@ -82,7 +82,9 @@ def open_run(path: Path | str) -> RunDir:
     """
     run = RunDir(Path(path))
     if not run.pipeline.is_file():
-        raise UserError(f"{path}: not a run directory (no pipeline.toml); start one with tseeds run PIPELINE --run {path}")
+        raise UserError(
+            f"{path}: not a run directory (no pipeline.toml); start one with tseeds run PIPELINE --run {path}"
+        )
     return run
 
 

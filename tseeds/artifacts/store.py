@@ -148,7 +148,9 @@ def _parse_manifest(file: Path, _inode: int, _mtime_ns: int) -> Manifest | None:
     if not isinstance(data, dict) or not isinstance(data.get("format"), int):
         raise UserError(f"{file}: not a tseeds manifest")
     if data["format"] > FORMAT:
-        raise UserError(f"{file}: written by a newer tseeds (format {data['format']}, this one reads {FORMAT}); upgrade")
+        raise UserError(
+            f"{file}: written by a newer tseeds (format {data['format']}, this one reads {FORMAT}); upgrade"
+        )
     try:
         return Manifest(
             identity=Identity(data["stage"], data["version"], data["config"], data["inputs"]),
@@ -315,7 +317,9 @@ def _refused(path: Path, error: OSError) -> NoReturn:
             "and run again"
         ) from error
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        raise UserError(f"{path}: cannot write here ({error.strerror}); give write permission or choose another place") from error
+        raise UserError(
+            f"{path}: cannot write here ({error.strerror}); give write permission or choose another place"
+        ) from error
     raise StageFailed(f"{path}: {error.strerror}; everything committed is kept, run again to go on") from error
 
 

@@ -1,0 +1,59 @@
+"""Command-line options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tseeds.artifacts.rundir import RunDir
+    from tseeds.config import Pipeline
+    from tseeds.pipeline import Step
+
+RunArgument = Annotated[Path | None, typer.Argument(help="Run directory. Leave out to work on explicit files.")]
+Iteration = Annotated[int | None, typer.Option(help="Iteration of the run; default: the first unfinished.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Pipeline file, when no run is named.")]
+PolicyOption = Annotated[Path | None, typer.Option(help="Model directory.")]
+ProblemsOption = Annotated[Path | None, typer.Option(help="Problems artifact.")]
+OutOption = Annotated[Path | None, typer.Option(help="Where the artifact is committed.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the pipeline file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+
+
+def from_run(run: Path, stage: str, iteration: int | None, sets: list[str] | None) -> tuple[Pipeline, RunDir, Step]:
+    """Configuration, run and the step of ``stage`` in an iteration of a run directory."""
+    from tseeds import config as configuration
+    from tseeds import pipeline
+    from tseeds.artifacts.rundir import open_run
+    from tseeds.errors import UserError
+
+    where = open_run(run)
+    number = iteration if iteration is not None else where.finished() + 1
+    if number < 0:
+        raise UserError(f"--iteration {number}: iterations count from 1")
+    config = pipeline.config_at(configuration.load(where.pipeline, sets or ()), pipeline.read_record(where), number)
+    steps = [*pipeline.setup_steps(config, where)] if number == 0 or stage == "problems" else []
+    if number > 0:
+        steps += pipeline.iteration_steps(config, where, number)
+    for step in steps:
+        if stage == step.module.STAGE:
+            return config, where, step
+    raise UserError(f"{run}: iteration {number} has no stage {stage} under its pipeline")
+
+
+def explicit(config: Path | None, sets: list[str] | None, **paths: Path | None) -> Pipeline:
+    """Configuration for a stage on explicit files; every path named must be given.
+
+    Raises:
+        UserError: naming the first missing option.
+    """
+    from tseeds import config as configuration
+    from tseeds.errors import UserError
+
+    missing = [f"--{name}" for name, path in {"config": config, **paths}.items() if path is None]
+    if missing:
+        raise UserError(f"name a run directory, or give {', '.join(missing)} too")
+    assert config is not None
+    return configuration.load(config, sets or ())

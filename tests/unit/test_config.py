@@ -1,0 +1,102 @@
+"""Pipeline files: every mistake is one clear line; every file that we ship loads."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tseeds import config
+from tseeds.errors import UserError
+
+BASE = {"policy": {"path": "p"}, "problems": {"path": "x.jsonl"}}
+PIPELINES = sorted((Path(__file__).parents[2] / "pipelines").rglob("*.toml"))
+
+
+def parse(**sections: dict) -> config.Pipeline:
+    return config.parse({**BASE, **sections}, "file.toml")
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda p: p.stem)
+def test_every_shipped_pipeline_loads_and_survives_being_printed(path: Path) -> None:
+    loaded = config.load(path)
+    again = config.parse(tomllib.loads(config.dumps(loaded)), "printed")
+    assert again == loaded
+
+
+def test_there_are_pipelines() -> None:
+    assert {"toy", "smollm2-svamp"} <= {p.stem for p in PIPELINES}
+
+
+@pytest.mark.parametrize(
+    ("sections", "names"),
+    [
+        ({"rollout": {"top_p": 0.95}}, ["rollout", "top_p 0.95", "use 1"]),
+        ({"rollout": {"top_k": 50}}, ["rollout", "top_k 50"]),
+        ({"seed": {"share": 1.5}}, ["seed.share", "1.5"]),
+        ({"seed": {"shar": 0.5}}, ["unknown key seed.shar", "did you mean seed.share"]),
+        ({"seed": {"lo": 0.6, "hi": 0.4}}, ["seed", "lo 0.6 is above hi 0.4"]),
+        ({"seed": {"cut": "tokens", "lo": 2, "hi": 64}, "rollout": {"max_response_tokens": 64}}, ["seed.hi 64"]),
+        ({"seed": {"share": 0.05}}, ["seed.share 0.05", "rounds to no seeded"]),
+        ({"update": {"prefix_weight": "klip"}}, ["update.prefix_weight", "'klip'"]),
+        ({"update": {"minibatches": 200}}, ["update.minibatches 200", "whole groups"]),
+        ({"update": {"advantage": "per_seed"}}, ["per_seed", "seed.continuations"]),
+        ({"run": {"seed": "zero"}}, ["run.seed", "'zero'"]),
+        ({"nonsense": {}}, ["unknown key nonsense"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_key(sections: dict, names: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(**sections)
+    message = str(caught.value)
+    assert message.startswith("file.toml: ")
+    assert "\n" not in message
+    for name in names:
+        assert name in message
+
+
+def test_each_of_two_mistakes_gets_its_line() -> None:
+    with pytest.raises(UserError) as caught:
+        parse(seed={"shar": 1}, run={"seed": "x"})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_set_reads_toml_values_and_falls_back_to_text() -> None:
+    data: dict = {}
+    for assignment in (
+        "seed.share=0.25",
+        "update.lora.rank=4",
+        "problems.path=a b.jsonl",
+        "policy.trust_remote_code=true",
+    ):
+        config.set_value(data, assignment)
+    assert data == {
+        "seed": {"share": 0.25},
+        "update": {"lora": {"rank": 4}},
+        "problems": {"path": "a b.jsonl"},
+        "policy": {"trust_remote_code": True},
+    }
+
+
+@pytest.mark.parametrize("assignment", ["seed", "seed=1", "=1", "seed.=1"])
+def test_set_refuses_what_names_no_key(assignment: str) -> None:
+    with pytest.raises(UserError, match=r"section\.key=value"):
+        config.set_value({}, assignment)
+
+
+def test_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such pipeline file"):
+        config.load(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\nseed = 1")
+    with pytest.raises(UserError, match="not valid TOML"):
+        config.load(broken)
+
+
+def test_every_field_is_documented() -> None:
+    for name, field in config.Pipeline.model_fields.items():
+        section = field.annotation
+        assert section.__doc__, name
+        for key, info in section.model_fields.items():
+            assert info.description, f"{name}.{key}"
