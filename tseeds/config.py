@@ -47,13 +47,54 @@ class PolicyConfig(Section):
     """Run Python code that ships inside the model directory. Leave off unless you wrote that code."""
 
 
+class BenchmarkConfig(Section):
+    """One evaluation data set."""
+
+    name: str
+    """Name in tables and files."""
+    path: str
+    """As problems.path."""
+    columns: dict[Literal["id", "problem", "gold", "source", "difficulty"], str] = {}
+    """As problems.columns."""
+    task: str | None = None
+    """As problems.task, which is the default."""
+    limit: NonNegative = 0
+    """Use only the first N good rows; 0 uses all."""
+
+
+Finding = Literal["keep", "quarantine", "fail"]
+
+
+class FindingsConfig(Section):
+    """What becomes of rows in which ingest finds something: keep, quarantine (counted and listed), or fail the stage."""
+
+    unusable: Literal["quarantine", "fail"] = "quarantine"
+    """Rows that cannot be read, or have no problem text or no gold."""
+    unparsable_gold: Finding = "quarantine"
+    """The task's grader cannot read the gold: no answer could ever be right."""
+    conflicting_gold: Finding = "quarantine"
+    """One problem with different golds; quarantine takes all of its rows, for nobody knows which gold is right."""
+    duplicate: Finding = "quarantine"
+    """The same problem and gold again; the first row stays."""
+    damaged_text: Finding = "quarantine"
+    """Control characters of broken LaTeX escapes, such as a form feed before "rac"."""
+    partial_gold: Finding = "keep"
+    """The gold seems to hold one of several answers (a guess from the wording or from the solution's boxes)."""
+    contaminated: Finding = "quarantine"
+    """Equal or close to a row of evaluate.benchmarks or problems.benchmarks."""
+    special_token: Finding = "quarantine"
+    """The text contains one of the tokenizer's special tokens, which would end or forge a turn."""
+    overlong: Literal["quarantine", "fail"] = "quarantine"
+    """The prompt has more than max_prompt_tokens tokens."""
+
+
 class ProblemsConfig(Section):
     """Where problems come from and how they become prompt token ids."""
 
     path: str | list[str]
-    """JSONL, Parquet or CSV file, a directory of such parts, or an hf:// path."""
+    """JSONL, Parquet or CSV file, a directory or pattern of such parts, an hf:// file, or reasoning-gym:NAME?size=500."""
     columns: dict[Literal["id", "problem", "gold", "source", "difficulty"], str] = {}
-    """Column mapping for data whose columns are not found by name, such as {problem = "question"}."""
+    """Column mapping for data whose columns are not found by name, such as {problem = "question"}; dots enter structs."""
     task: str = "math"
     """What a correct answer is: math, gsm8k, countdown, or python:FILE.py:FUNCTION for your own verifier."""
     prompt: Literal["chat", "plain"] = "chat"
@@ -68,6 +109,22 @@ class ProblemsConfig(Section):
     """Longer prompts are quarantined with a reason."""
     limit: NonNegative = 0
     """Use only the first N good rows; 0 uses all."""
+    findings: FindingsConfig = FindingsConfig()
+    """What becomes of suspicious rows, one policy per kind of finding."""
+    benchmarks: list[BenchmarkConfig] = []
+    """Data sets that training must not contain, beside evaluate.benchmarks."""
+    contamination_ngram: Positive = 8
+    """Words of one n-gram in the search for training rows that are close to benchmark rows."""
+    contamination_overlap: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Close means that this share of the shorter text's n-grams is in the other text."""
+
+    @model_validator(mode="after")
+    def _prompt(self) -> ProblemsConfig:
+        if self.prompt == "plain" and self.system is not None:
+            raise ValueError('system needs prompt = "chat"; put its text into template')
+        if "{problem}" not in self.template:
+            raise ValueError("template must contain {problem}")
+        return self
 
 
 class SnapshotConfig(Section):
@@ -268,21 +325,6 @@ class UpdateConfig(Section):
     """Trainer processes (FSDP2); more than one is started through torchrun."""
     threads: NonNegative = 0
     """CPU threads of the trainer; 0 chooses by model size."""
-
-
-class BenchmarkConfig(Section):
-    """One evaluation data set."""
-
-    name: str
-    """Name in tables and files."""
-    path: str
-    """As problems.path."""
-    columns: dict[Literal["id", "problem", "gold", "source", "difficulty"], str] = {}
-    """As problems.columns."""
-    task: str | None = None
-    """As problems.task, which is the default."""
-    limit: NonNegative = 0
-    """Use only the first N good rows; 0 uses all."""
 
 
 class EvaluateConfig(Section):
