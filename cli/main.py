@@ -7,15 +7,9 @@ import sys
 
 import typer
 from tseeds_cli import (
-    engine,
     env,
     evaluate,
-    export,
-    fork,
     gc,
-    grade,
-    problems,
-    report,
     rollout,
     run,
     score,
@@ -27,8 +21,6 @@ from tseeds_cli import (
     update,
     validate,
     verify,
-    view,
-    watch,
 )
 
 from tseeds.errors import UserError
@@ -48,22 +40,14 @@ _TRAIN, _STAGES, _LOOK, _KEEP = "Train", "Stages, one at a time", "Look", "Keep"
 app.command(rich_help_panel=_TRAIN)(run.run)
 app.command(rich_help_panel=_TRAIN)(validate.validate)
 app.command(rich_help_panel=_TRAIN)(toy.toy)
-app.command(rich_help_panel=_TRAIN)(fork.fork)
-app.command(rich_help_panel=_STAGES)(problems.problems)
 app.command(rich_help_panel=_STAGES)(snapshot.snapshot)
 app.command(rich_help_panel=_STAGES)(seed.seed)
 app.command(rich_help_panel=_STAGES)(rollout.rollout)
 app.command(rich_help_panel=_STAGES)(score.score)
 app.command(rich_help_panel=_STAGES)(update.update)
 app.command(rich_help_panel=_STAGES)(evaluate.evaluate)
-app.command(rich_help_panel=_STAGES)(grade.grade)
-app.add_typer(engine.app, name="engine", rich_help_panel=_STAGES)
 app.command(rich_help_panel=_LOOK)(status.status)
 app.command(rich_help_panel=_LOOK)(show.show)
-app.command(rich_help_panel=_LOOK)(watch.watch)
-app.command(rich_help_panel=_LOOK)(report.report)
-app.command(rich_help_panel=_LOOK)(view.view)
-app.command(rich_help_panel=_LOOK)(export.export)
 app.command(rich_help_panel=_KEEP)(verify.verify)
 app.command(rich_help_panel=_KEEP)(gc.gc)
 app.command(rich_help_panel=_KEEP)(env.env)
