@@ -14,7 +14,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go and why; delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete what the retention rules of [snapshot] no longer keep; trajectories and metrics always stay."""
+    """Delete what the snapshot retention rules no longer keep; trajectories and metrics always stay."""
     import json
 
     from tseeds_cli.console import size

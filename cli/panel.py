@@ -105,7 +105,7 @@ class Panel(chain.Listener):
             self._line(f"[yellow]iteration {number}: {warning}[/yellow]")
 
     def _line(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def _left(self) -> str:
         done = len(self._history)
@@ -136,15 +136,17 @@ class Panel(chain.Listener):
         before_after = evaluations(self.run)
         if before_after:
             out.print(before_after)
-        places = Table(box=None, show_header=False, padding=(0, 2))
         last = self.run.finished()
-        places.add_row("trajectories", f'pl.read_parquet("{self.run.root}/iterations/*/rollout/*.parquet")')
-        places.add_row("metrics", str(self.run.metrics))
-        places.add_row("policy", str(self.run.policy(last)))
-        places.add_row("read them", f"tseeds show {self.run.stage(max(1, last), 'rollout')}")
-        places.add_row("figures", f"tseeds report {self.run.root} -o report.html")
-        places.add_row("disk", size(sum(f.stat().st_size for f in self.run.root.rglob("*") if f.is_file())))
-        out.print(places)
+        used = sum(f.stat().st_size for f in self.run.root.rglob("*") if f.is_file())
+        for name, place in (
+            ("trajectories", f'pl.read_parquet("{self.run.root}/iterations/*/rollout/*.parquet")'),
+            ("metrics", str(self.run.metrics)),
+            ("policy", str(self.run.policy(last))),
+            ("read them", f"tseeds show {self.run.stage(max(1, last), 'rollout')}"),
+            ("figures", f"tseeds report {self.run.root} -o report.html"),
+            ("disk", size(used)),
+        ):
+            out.print(f"  {name:14}{place}", highlight=False, markup=False, soft_wrap=True)
 
     def _curves(self) -> Table:
         n = max(1, len(self._history) // 5)

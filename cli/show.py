@@ -32,9 +32,11 @@ def show(
 
     table, scores = load(path)
     if scores is not None:
-        keep = ["row_id", *[c for c in ("verdict", "reward", "extracted") if c not in table.column_names]]
-        table = table.append_column("__order", pa.array(range(table.num_rows)))
-        table = table.join(scores.select(keep), "row_id").sort_by("__order").drop_columns(["__order"])
+        places = {row: k for k, row in enumerate(scores["row_id"].to_pylist())}
+        order = pa.array([places.get(row) for row in table["row_id"].to_pylist()], pa.int64())
+        for column in ("verdict", "reward", "extracted"):
+            if column in scores.column_names:
+                table = table.append_column(column, scores[column].take(order))
     for column, wanted in (("verdict", verdict), ("problem_id", problem), ("group_id", group)):
         if wanted is not None:
             from tseeds.errors import UserError
