@@ -13,7 +13,7 @@ class Request:
     """One completion to sample.
 
     ids: prompt and seed token ids, as they are (no token is added). max_tokens: budget of new tokens (>= 1).
-    seed: this request's own random seed (63 bits); the result depends on nothing else than policy, ids and these values.
+    seed: this request's own random seed (63 bits); the result depends on nothing but policy, ids and these values.
     entropies: also return the entropy of each sampled token's distribution.
     """
 

@@ -1,4 +1,4 @@
-"""What an engine must know of a policy before it loads it, read from JSON and safetensors headers alone: no torch, no vllm.
+"""What an engine must know of a policy before it loads it, from JSON and safetensors headers alone: no torch, no vllm.
 
 Every refusal here is cheaper and clearer than the one a half-loaded engine would give.
 """
@@ -136,13 +136,14 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def eos_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Token ids that end a response: of generation_config.json where it names any, else of config.json; maybe none."""
+    """Token ids that end a response: all that generation_config.json and config.json name; maybe none."""
     generation = path / "generation_config.json"
+    found: set[int] = set()
     for source in (read_json(generation) if generation.is_file() else {}, config, _text(config)):
         ids = source.get("eos_token_id")
         if ids is not None:
-            return tuple(sorted({int(i) for i in (ids if isinstance(ids, list) else [ids])}))
-    return ()
+            found |= {int(i) for i in (ids if isinstance(ids, list) else [ids])}
+    return tuple(sorted(found))
 
 
 def difference(old: Policy, new: Policy) -> str | None:
@@ -156,9 +157,8 @@ def difference(old: Policy, new: Policy) -> str | None:
         if a.get(key) != b.get(key) and not _absent_default(a, b, key):
             return f"config.json: {key} = {b.get(key)!r}, the engine runs {a.get(key)!r}"
     tied = [_tied(p.config) for p in (old, new)]
-    if None not in tied and tied[0] != tied[1]:
-        words = {True: "tied", False: "separate"}
-        return f"{words[tied[1]]} output head, the engine's is {words[tied[0]]}"
+    if tied[0] is not None and tied[1] is not None and tied[0] != tied[1]:
+        return "separate output head, the engine's is tied" if tied[0] else "tied output head, the engine's is separate"
     head = {"lm_head.weight"} if True in tied else set()
     for name in sorted((old.tensors.keys() | new.tensors.keys()) - head):
         if old.tensors.get(name) != new.tensors.get(name):

@@ -1,4 +1,4 @@
-"""Proof that an engine holds the policy it was told to hold: log-probs of fixed sequences against the trainer's side."""
+"""Proof that an engine holds the policy it was told to: log-probs of fixed sequences against the trainer's side."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tseeds.errors import StageFailed, UserError
 logger = logging.getLogger(__name__)
 
 TOLERANCE = {"float32": (1e-3, 5e-3), "bfloat16": (0.15, 1.0), "float16": (0.05, 0.3)}
-"""Largest allowed (mean, maximum) of |engine - trainer| log-prob in nats. A right swap was measured at 5e-6 in float32 and
-at a mean of 0.03 in bfloat16; a stale output head at 2.6."""
+"""Largest allowed (mean, maximum) of |engine - trainer| log-prob in nats (docs/engines.md has what was measured)."""
+
+
+_MEND = 'Run again; if it repeats, use engine.backend = "transformers" and report it'
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def open_model(policy: Path, dtype: str, *, device: str = "cpu", trust_remote_co
     bars = noise.is_progress_bar_enabled()
     noise.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(policy),
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
@@ -87,6 +89,7 @@ def open_model(policy: Path, dtype: str, *, device: str = "cpu", trust_remote_co
     finally:
         if bars:
             noise.enable_progress_bar()
+    model, info = loaded
     lacking = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if lacking:
         raise UserError(f"{policy}: its files lack or misshape the tensor {lacking[0]}; copy the model again")
@@ -106,8 +109,8 @@ def score(model: Any, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
 def check(policy: Path, probe: Probe, found: list[list[float]], dtype: str, previous: Probe | None = None) -> float:
     """Compare the engine's log-probs ``found`` with the probe's; returns the mean absolute difference in nats.
 
-    previous: the probe of the policy held before. In bfloat16 a small update changes log-probs by less than the tolerance,
-    so an engine that is three times nearer to the previous policy than to the new one counts as never swapped.
+    previous: the probe of the policy held before. A small update changes log-probs by less than the tolerance of
+    bfloat16, so an engine three times nearer to the previous policy than to the new one counts as never swapped.
 
     Raises:
         StageFailed: beyond the tolerance of the coarser of both dtypes, not a number, or still the previous policy.
@@ -120,15 +123,16 @@ def check(policy: Path, probe: Probe, found: list[list[float]], dtype: str, prev
         raise StageFailed(
             f"{policy}: after the swap the engine's log-probs differ from the trainer's by {mean:.2g} on average and "
             f"{worst:.2g} at most (allowed in {dtype}: {limits[0]:g} and {limits[1]:g}); the engine does not hold this "
-            'policy. Nothing was sampled from it. Run again; if it repeats, use engine.backend = "transformers" and report it'
+            f"policy, and nothing was sampled. {_MEND}"
         )
     if previous is not None and previous.ids == probe.ids:
-        before = [abs(a - b) for want, got in zip(previous.logprobs, found, strict=True) for a, b in zip(want, got)]
+        old = [a for row in previous.logprobs for a in row]
+        before = [abs(a - b) for a, (_, b) in zip(old, pairs, strict=True)]
         if 3 * sum(before) < sum(gaps):
             raise StageFailed(
-                f"{policy}: after the swap the engine still samples from the previous policy (its log-probs differ by "
-                f"{sum(before) / len(before):.2g} from that one's and by {mean:.2g} from the new one's). Nothing was sampled. "
-                'Run again; if it repeats, use engine.backend = "transformers" and report it'
+                f"{policy}: after the swap the engine still holds the previous policy (its log-probs differ by "
+                f"{sum(before) / len(before):.2g} from that one's and by {mean:.2g} from the new one's); nothing was "
+                f"sampled. {_MEND}"
             )
     return mean
 

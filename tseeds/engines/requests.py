@@ -16,22 +16,20 @@ def check(requests: Sequence[Request], *, vocab_size: int, max_model_len: int) -
         UserError: naming the request by its position.
     """
     for index, request in enumerate(requests):
-        length = len(request.ids)
+        where, length = f"request {index} of {len(requests)}", len(request.ids)
         if length == 0:
-            raise UserError(f"request {index} of {len(requests)}: no token ids; a prompt needs at least one token")
+            raise UserError(f"{where}: no token ids; a prompt needs at least one token")
         if length > max_model_len - 1:
             raise UserError(
-                f"request {index} of {len(requests)}: {length} prompt tokens where the engine takes {max_model_len - 1} "
+                f"{where}: {length} prompt tokens where the engine takes {max_model_len - 1} "
                 f"(max_model_len {max_model_len} less one to sample): lower problems.max_prompt_tokens"
             )
         if request.max_tokens < 1:
-            raise UserError(
-                f"request {index} of {len(requests)}: max_tokens {request.max_tokens}; it must be at least 1"
-            )
+            raise UserError(f"{where}: max_tokens {request.max_tokens}; it must be at least 1")
         if min(request.ids) < 0 or max(request.ids) >= vocab_size:
             bad = next(i for i in request.ids if not 0 <= i < vocab_size)
             raise UserError(
-                f"request {index} of {len(requests)}: token id {bad} is outside the policy's vocabulary of {vocab_size}: "
+                f"{where}: token id {bad} is outside the policy's vocabulary of {vocab_size}: "
                 "the problems were tokenised for another model"
             )
 

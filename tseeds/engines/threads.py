@@ -14,10 +14,10 @@ SMALL = 100_000_000
 
 
 def choose(parameters: int, asked: int = 0) -> int:
-    """Threads of one engine: ``asked`` where it is positive, one below SMALL parameters, else the cores of this process.
+    """Threads of one engine: ``asked`` where positive, one below SMALL parameters, else the cores of this process.
 
-    Every OpenMP barrier waits for the slowest thread; a small model spends its time in barriers, and one thread that the
-    operating system put aside then stops all others (20 times slower on a busy machine).
+    Every OpenMP barrier waits for the slowest thread; a small model spends its time in barriers, and one thread that
+    the operating system put aside then stops all others (20 times slower on a busy machine).
 
     >>> choose(3_400_000)
     1
@@ -37,8 +37,8 @@ def cores() -> int:
 def prepare(threads: int) -> None:
     """Environment that torch's OpenMP and vllm read once, at import; call it before the first import of either.
 
-    Where torch is already imported (the trainer lives in the same process), ``limited`` still sets the number at run time.
-    VLLM_CPU_OMP_THREADS_BIND=nobind: binding would pin the trainer's threads too, and pins two engines to the same cores.
+    Where torch is already imported (the trainer lives in this process), ``limited`` still sets the number at run time.
+    VLLM_CPU_OMP_THREADS_BIND=nobind: binding would pin the trainer's threads too, and two engines to the same cores.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

@@ -23,8 +23,8 @@ MAX_ROWS = 256
 class TransformersEngine:
     """An engine that holds one policy at a time (see Engine).
 
-    Rows decode together in batches of similar length, padded on the left, with one KV cache; finished rows leave it when
-    half of a batch is done. A row's tokens come from its own seed: one uniform number a token, looked up in the
+    Rows decode together in batches of similar length, padded on the left, with one KV cache; finished rows leave it
+    when half of a batch is done. A row's tokens come from its own seed: one uniform number a token, looked up in the
     cumulative distribution, so what a row gets does not depend on its neighbours beyond floating point.
     """
 

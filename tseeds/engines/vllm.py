@@ -7,8 +7,10 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +48,9 @@ class VllmEngine:
         self._exact = False
         self._names = itertools.count()
         self._asleep = False
+        self._lock = threading.RLock()
+        self._owners: dict[str, deque[Any]] = {}
+        self._adapters: dict[str, Any] = {}
         self._watch = watch.Watch(config.stall_seconds)
         self.swaps: list[float] = []
         """Seconds of each swap, check included: a measurement."""
@@ -126,44 +131,33 @@ class VllmEngine:
         return self._run(requests_, policy)
 
     def _run(self, requests_: Sequence[Request], policy: policies.Policy) -> Iterator[tuple[int, Completion]]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        engine = self._llm.llm_engine
-        columns = 1 if self._exact else TOP
-        index_of: dict[str, int] = {}
+        """Feed all requests, then step until they are done; rows of other calls that finish meanwhile are left for them."""
+        engine, lora = self._llm.llm_engine, self._adapters.get(policy.digest)
+        mine: dict[str, int] = {}
+        done: deque[Any] = deque()
         try:
             for index, request in enumerate(requests_):
-                params = SamplingParams(
-                    max_tokens=request.max_tokens,
-                    temperature=request.temperature,
-                    top_p=request.top_p,
-                    top_k=request.top_k,
-                    seed=request.seed,
-                    logprobs=columns if request.entropies else 0,
-                    flat_logprobs=True,
-                    stop_token_ids=list(policy.eos),
-                    ignore_eos=True,
-                    detokenize=False,
-                    output_kind=RequestOutputKind.FINAL_ONLY,
-                    skip_clone=True,
-                )
                 name = str(next(self._names))
                 prompt = {"type": "token", "prompt_token_ids": list(request.ids)}
-                internal = engine.add_request(name, prompt, params)
-                index_of[name] = index
-                index_of.setdefault(internal, index)
-            waiting = len(requests_)
+                with self._lock:
+                    self._owners[name] = done
+                    mine[name] = index
+                    engine.add_request(name, prompt, self._parameters(request, policy), lora_request=lora)
             self._watch.begin()
-            while waiting:
-                with threads.limited(self._threads), self._watch.step():
-                    outputs = engine.step()
-                for output in outputs:
-                    if output.finished:
-                        waiting -= 1
-                        index = index_of[output.request_id]
-                        yield index, _completion(output.outputs[0], requests_[index], self._exact)
-        except (StageFailed, GeneratorExit):
+            while mine:
+                with self._lock:
+                    if not done:
+                        with threads.limited(self._threads), self._watch.step():
+                            outputs = engine.step()
+                        for output in outputs:
+                            if output.finished:
+                                self._owners.pop(output.request_id).append(output)
+                while done:
+                    output = done.popleft()
+                    index = mine.pop(output.request_id)
+                    yield index, _completion(output.outputs[0], requests_[index], self._exact)
+        except StageFailed:
+            self._held = None
             raise
         except Exception as error:
             self._held = None
@@ -172,8 +166,19 @@ class VllmEngine:
                 "everything committed so far is kept, run the same command again"
             ) from error
         finally:
-            if engine.has_unfinished_requests():
-                engine.abort_request([n for n in index_of], internal=False)
+            if mine and self._llm is not None:
+                with self._lock:
+                    for name in mine:
+                        self._owners.pop(name, None)
+                    engine.abort_request(list(mine))
+
+    def _parameters(self, request: Request, policy: policies.Policy) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            **sampling(request, policy.eos, self._exact), output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True
+        )
 
     def sleep(self) -> None:
         """Free device memory until the next load or sample (vLLM's sleep level 2); nothing to do on CPU.
@@ -234,6 +239,23 @@ def arguments(
     }
 
 
+def sampling(request: Request, eos: Sequence[int], exact: bool) -> dict[str, Any]:
+    """Fields of vLLM's SamplingParams for a request; ``exact``: the sampler gives entropies in place of top log-probs."""
+    columns = 1 if exact else TOP
+    return {
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "seed": request.seed,
+        "logprobs": columns if request.entropies else 0,
+        "flat_logprobs": True,
+        "stop_token_ids": list(eos),
+        "ignore_eos": True,
+        "detokenize": False,
+    }
+
+
 def environment() -> None:
     """Environment that vLLM reads once, at import."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -279,8 +301,8 @@ def _start_error(error: Exception, policy: policies.Policy, config: EngineConfig
         )
     if "max_model_len" in text and "greater than" in text:
         return UserError(
-            f"{policy.path}: problems.max_prompt_tokens + rollout.max_response_tokens = {max_model_len} tokens is more than "
-            "the model was made for (max_position_embeddings in its config.json); lower one of them"
+            f"{policy.path}: prompt and response together may take {max_model_len} tokens, more than the model "
+            "was made for (max_position_embeddings): lower problems.max_prompt_tokens or rollout.max_response_tokens"
         )
     return StageFailed(f"{policy.path}: vllm could not start: {probe.first_line(error)}")
 
@@ -290,8 +312,8 @@ def quiet() -> Iterator[None]:
     """Keep the start of vLLM off the terminal.
 
     Its loggers are held at WARNING without a handler of their own, Python warnings are dropped, and what native code
-    prints to the file descriptors 1 and 2 goes to the log at DEBUG. Python's own sys.stdout and sys.stderr still reach the
-    terminal, so a progress display keeps running meanwhile.
+    prints to the file descriptors 1 and 2 goes to the log at DEBUG. Python's own sys.stdout and sys.stderr still reach
+    the terminal, so a progress display keeps running meanwhile.
     """
     for name, level in (("vllm", logging.WARNING), ("torch._library", logging.ERROR)):
         noisy = logging.getLogger(name)

@@ -24,8 +24,8 @@ class Watch:
     """Raises StageFailed when no token was made for ``limit`` seconds.
 
     A step that returns empty-handed is found by the clock. A step that never returns is found by a thread: it raises
-    StageFailed inside the step, and where that step sits in native code and cannot take it, ends the process with the same
-    line on stderr. Committed parts stay and the stage resumes.
+    StageFailed inside the step, and where that step sits in native code and cannot take it, ends the process with the
+    same line on stderr. Committed parts stay and the stage resumes.
     """
 
     def __init__(self, limit: float, *, grace: float = GRACE, end: Callable[[int], Any] = os._exit) -> None:
@@ -62,8 +62,8 @@ class Watch:
     def message(self) -> str:
         """The one line for a dead engine."""
         return (
-            f"the engine made no token for {self.limit:g} seconds and counts as dead; everything committed so far is kept, "
-            "run the same command again (raise engine.stall_seconds if the machine is only slow)"
+            f"the engine made no token for {self.limit:g} seconds and counts as dead; everything committed so far is "
+            "kept, run the same command again (raise engine.stall_seconds if the machine is only slow)"
         )
 
     @contextmanager

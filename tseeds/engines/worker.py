@@ -1,5 +1,7 @@
-"""What tseeds adds to a vLLM worker: swap weights in place, and exact entropies. Named by path, so vLLM loads it wherever
-its workers run: in this process, in tensor-parallel processes, behind ``vllm serve``. Written for vllm 0.32.0.
+"""What tseeds adds to a vLLM worker: swap weights in place, and exact entropies.
+
+Named by path, so vLLM loads it wherever its workers run: in this process, in tensor-parallel processes, behind
+``vllm serve``. Written for vllm 0.32.0.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ class PolicyWorker:
     """Mixed into vLLM's worker through ``worker_extension_cls``; called with ``collective_rpc``."""
 
     model_runner: Any
+    reload_weights: Any
 
     def tseeds_hook_sampler(self) -> bool:
         """Replace what the sampler gathers beside each token by [log-prob, entropy]; True where that was possible.
 
-        vLLM's own gather sorts out the top k and the token's rank, which nothing here reads, and compiles the rank with a
-        C++ compiler on first use (seconds, and an error on machines without one). The newer GPU model runner has another
-        sampler; there entropies come from the top log-probs.
+        vLLM's own gather finds the top k and the token's rank, which nothing here reads, and compiles the rank with a
+        C++ compiler on first use (seconds, and an error on machines without one). The newer GPU model runner has
+        another sampler; there entropies come from the top log-probs.
         """
-        sampler = getattr(self.model_runner, "sampler", None)
+        sampler: Any = getattr(self.model_runner, "sampler", None)
         if not hasattr(type(sampler), "gather_logprobs"):
             return False
         sampler.gather_logprobs = gather
@@ -30,15 +33,15 @@ class PolicyWorker:
 
     def tseeds_swap(self, path: str) -> None:
         """Load the weights of the policy at ``path`` into the running model."""
-        self.model_runner.reload_weights(weights_path=path)
+        self.reload_weights(weights_path=path)
         _repair_heads(self.model_runner.get_model())
 
 
 def gather(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
     """Stands in for Sampler.gather_logprobs: column 0 the token's log-prob, column 1 (where asked for) the entropy.
 
-    logprobs [tokens, vocabulary] of the distribution that is sampled from; token_ids [tokens]; num_logprobs >= 1 asks for
-    the entropy in nats, exact over the vocabulary.
+    logprobs [tokens, vocabulary] of the distribution that is sampled from; token_ids [tokens]; num_logprobs >= 1 asks
+    for the entropy in nats, exact over the vocabulary.
     """
     import torch
     from vllm.v1.outputs import LogprobsTensors
@@ -50,7 +53,7 @@ def gather(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
         # exp(-inf) * -inf is nan: tokens that top-p removed carry no entropy
         entropy = -(logprobs.exp() * logprobs.clamp_min(torch.finfo(logprobs.dtype).min)).sum(-1, keepdim=True)
         values = torch.cat([values, entropy], dim=1)
-        ids = ids.expand(-1, 2)
+        ids = torch.cat([ids, torch.full_like(ids, -1)], dim=1)
     return LogprobsTensors(ids.to(torch.int32), values, ranks)
 
 
