@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,22 +19,35 @@ if TYPE_CHECKING:
     from tseeds.pipeline import Step
 
 
-def quiet(log_file: Path | None = None) -> None:
-    """Keep library noise off the terminal: warnings of our own go to stderr, everything else to the log file."""
+def quiet(log_file: Path | None = None, say: Callable[[str], None] | None = None) -> None:
+    """Keep library noise off the terminal: our own warnings are said in one line each, everything goes to the log file.
+
+    say: prints a line beside whatever is shown live; default: standard error.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    handlers: list[logging.Handler] = []
-    stderr = logging.StreamHandler(sys.stderr)
-    stderr.setLevel(logging.WARNING)
-    stderr.addFilter(logging.Filter("tseeds"))
-    stderr.setFormatter(logging.Formatter("tseeds: %(message)s"))
-    handlers.append(stderr)
+    handlers: list[logging.Handler] = [_Said(say or (lambda line: print(line, file=sys.stderr)))]
     if log_file is not None:
         file = logging.FileHandler(log_file, encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append(file)
     logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
+
+
+class _Said(logging.Handler):
+    """Warnings of tseeds, each distinct text once in a row."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.addFilter(logging.Filter("tseeds"))
+        self._say, self._last = say, ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line != self._last:
+            self._last = line
+            self._say(f"tseeds: {line}")
 
 
 @contextmanager

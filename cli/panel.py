@@ -84,28 +84,27 @@ class Panel(chain.Listener):
         self.config, self._first = config, finished
         self._history = store.read_lines(run.metrics)
         going_on = f", going on after iteration {finished}" if finished else ""
-        self._line(f"run {run.root}: {config.run.iterations} iterations{going_on}; log in {run.root / 'logs'}")
+        self.say(f"run {run.root}: {config.run.iterations} iterations{going_on}; log in {run.root / 'logs'}")
 
     def stage(self, step: chain.Step, ran: bool, manifest: Manifest) -> None:
         if ran and step.iteration == 0:
             rows = f", {manifest.rows} rows" if manifest.rows else ""
-            self._line(f"{step.out}: made in {duration(manifest.wall_s)}{rows}")
+            self.say(f"{step.out}: made in {duration(manifest.wall_s)}{rows}")
             for note in manifest.facts.get("notes", []):
-                self._line(f"  {note}")
+                self.say(f"  {note}")
 
     def iteration(self, number: int, metrics: dict[str, Any]) -> None:
         self._history.append(metrics)
         if self._live is None:
             shown = "  ".join(f"{title} {_number(metrics.get(key))}" for key, title in _CURVES)
             spent = sum(metrics["seconds"].values())
-            self._line(
+            self.say(
                 f"iteration {number:4d}/{self.config.run.iterations}  {shown}  {spent:.1f} s  left {self._left()}"
             )
-        for warning in warnings(metrics):
-            self._line(f"[yellow]iteration {number}: {warning}[/yellow]")
 
-    def _line(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+    def say(self, text: str) -> None:
+        """Print one line above the live panel."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _left(self) -> str:
         done = len(self._history)
@@ -170,24 +169,6 @@ class Panel(chain.Listener):
             if values:
                 table.add_row(title, _number(_mean(values[:n])), _number(_mean(values[-n:])), sparkline(values, 40))
         return table
-
-
-def warnings(metrics: dict[str, Any]) -> list[str]:
-    """What a user should hear at once: truncation and groups without signal waste most of a run unnoticed."""
-    found = []
-    if (metrics.get("truncated_share") or 0) > 0.5:
-        found.append(
-            f"{metrics['truncated_share']:.0%} of the trajectories hit rollout.max_response_tokens; raise it, or most "
-            "rewards are 0 for length alone"
-        )
-    if (metrics.get("zero_variance_share") or 0) > 0.9:
-        found.append(
-            f"{metrics['zero_variance_share']:.0%} of the groups have equal rewards and carry no gradient; the problems "
-            "are too easy or too hard for this policy"
-        )
-    if metrics.get("skipped_steps"):
-        found.append(f"{metrics['skipped_steps']:.0f} optimizer steps skipped: no token carried loss")
-    return found
 
 
 def evaluations(run: RunDir) -> Table | None:

@@ -49,8 +49,8 @@ def run(
 
     from tseeds.context import Context
 
-    quiet(chain.attempt_log(where))
     panel = Panel(config, where)
+    quiet(chain.attempt_log(where), panel.say)
     with (
         Context(config, progress=panel.progress, run=root) as context,
         stoppable(context),
