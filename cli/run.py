@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tseeds_cli.options import JsonOption, SetOption
 
 
@@ -43,11 +44,10 @@ def run(
         print_survey(config, where, as_json=as_json)
         return
 
+    from tseeds.context import Context
     from tseeds.loggers import open_loggers
     from tseeds_cli.console import quiet, stoppable
     from tseeds_cli.panel import Panel
-
-    from tseeds.context import Context
 
     panel = Panel(config, where)
     quiet(chain.attempt_log(where), panel.say)
