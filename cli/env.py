@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typer
+
 from tseeds_cli.options import JsonOption
 
 

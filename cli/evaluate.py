@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from tseeds_cli.options import ConfigOption, JsonOption, OutOption, PolicyOption, RunArgument, SetOption
 
 if TYPE_CHECKING:
@@ -116,12 +117,11 @@ def _source(
     sets: list[str] | None,
 ) -> tuple[Pipeline, RunDir | Path, Path, int]:
     """(configuration, run or output directory, policy, its step)."""
-    from tseeds_cli.options import explicit
-
     from tseeds import config as configuration
     from tseeds import pipeline as chain
     from tseeds.artifacts.rundir import open_run
     from tseeds.errors import UserError
+    from tseeds_cli.options import explicit
 
     if run is None:
         pipeline = explicit(config, sets, policy=policy, out=out)
@@ -176,10 +176,9 @@ def _numbers(text: str, option: str) -> list[int]:
 
 def _execute(config: Pipeline, steps: list[Step], run: Path | None) -> Any:
     """Run the steps in one context (one engine) and yield each with its manifest."""
-    from tseeds_cli.console import plain_progress, quiet, stoppable
-
     from tseeds.context import Context
     from tseeds.pipeline import execute
+    from tseeds_cli.console import plain_progress, quiet, stoppable
 
     quiet()
     with Context(config, progress=plain_progress(), run=run) as context, stoppable(context):

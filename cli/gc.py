@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tseeds_cli.options import JsonOption
 
 
@@ -17,12 +18,11 @@ def gc(
     """Delete what the snapshot retention rules no longer keep; trajectories and metrics always stay."""
     import json
 
-    from tseeds_cli.console import size
-
     from tseeds import config as configuration
     from tseeds import retention
     from tseeds.artifacts.lock import locked
     from tseeds.artifacts.rundir import open_run
+    from tseeds_cli.console import size
 
     where = open_run(run)
     config = configuration.load(where.pipeline)

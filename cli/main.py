@@ -6,6 +6,8 @@ import os
 import sys
 
 import typer
+
+from tseeds.errors import UserError
 from tseeds_cli import (
     env,
     evaluate,
@@ -22,8 +24,6 @@ from tseeds_cli import (
     validate,
     verify,
 )
-
-from tseeds.errors import UserError
 
 app = typer.Typer(
     name="tseeds",

@@ -11,7 +11,6 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from tseeds_cli.console import duration, size
 
 from tseeds import pipeline as chain
 from tseeds.artifacts import store
@@ -19,6 +18,7 @@ from tseeds.artifacts.rundir import RunDir
 from tseeds.artifacts.store import Manifest
 from tseeds.config import Pipeline
 from tseeds.context import Progress
+from tseeds_cli.console import duration, size
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVES = (

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tseeds_cli.options import (
     ConfigOption,
     Iteration,
@@ -33,12 +34,11 @@ def rollout(
     as_json: JsonOption = False,
 ) -> None:
     """Complete seeded and unseeded rows on-policy; token ids, log-probs and spans go into Parquet."""
-    from tseeds_cli.console import run_stage
-    from tseeds_cli.options import explicit, from_run
-
     from tseeds import rollout as stage
     from tseeds.artifacts.store import require
     from tseeds.pipeline import Step
+    from tseeds_cli.console import run_stage
+    from tseeds_cli.options import explicit, from_run
 
     if run is not None:
         pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)

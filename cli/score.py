@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tseeds_cli.options import ConfigOption, Iteration, JsonOption, OutOption, ProblemsOption, RunArgument, SetOption
 
 
@@ -20,11 +21,10 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Grade rollouts: a verdict and a reward for every row."""
-    from tseeds_cli.console import run_stage
-    from tseeds_cli.options import explicit, from_run
-
     from tseeds import score as stage
     from tseeds.pipeline import Step
+    from tseeds_cli.console import run_stage
+    from tseeds_cli.options import explicit, from_run
 
     if run is not None:
         pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)

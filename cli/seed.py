@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tseeds_cli.options import ConfigOption, Iteration, JsonOption, OutOption, ProblemsOption, RunArgument, SetOption
 
 
@@ -20,13 +21,12 @@ def seed(
     as_json: JsonOption = False,
 ) -> None:
     """Let snapshots write seed prefixes with their behaviour log-probs."""
-    from tseeds_cli.console import run_stage
-    from tseeds_cli.options import explicit, from_run
-
     from tseeds import seed as stage
     from tseeds.artifacts.store import require
     from tseeds.errors import UserError
     from tseeds.pipeline import Step
+    from tseeds_cli.console import run_stage
+    from tseeds_cli.options import explicit, from_run
 
     if run is not None:
         pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)

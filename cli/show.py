@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from tseeds_cli.options import JsonOption
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+
 from tseeds_cli.options import ConfigOption, JsonOption, OutOption, PolicyOption, RunArgument, SetOption
 
 
@@ -18,13 +19,12 @@ def snapshot(
     as_json: JsonOption = False,
 ) -> None:
     """Copy a policy into an immutable, content-addressed snapshot that later iterations draw seeds from."""
-    from tseeds_cli.console import run_stage
-    from tseeds_cli.options import explicit
-
     from tseeds import config as configuration
     from tseeds import snapshot as stage
     from tseeds.artifacts.rundir import open_run
     from tseeds.pipeline import Step
+    from tseeds_cli.console import run_stage
+    from tseeds_cli.options import explicit
 
     if run is not None:
         where = open_run(run)

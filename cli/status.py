@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from tseeds_cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -30,10 +31,9 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
     import json
     from collections import defaultdict
 
-    from tseeds_cli.console import duration, size
-
     from tseeds import pipeline as chain
     from tseeds.artifacts.lock import owner
+    from tseeds_cli.console import duration, size
 
     reports = list(chain.survey(config, run))
     done, total = run.finished(), config.run.iterations

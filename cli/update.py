@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tseeds_cli.options import ConfigOption, Iteration, JsonOption, OutOption, PolicyOption, RunArgument, SetOption
 
 
@@ -25,11 +26,10 @@ def update(
     as_json: JsonOption = False,
 ) -> None:
     """Train on one iteration's rows and commit the new policy with its optimizer state and metrics."""
-    from tseeds_cli.console import run_stage
-    from tseeds_cli.options import explicit, from_run
-
     from tseeds import update as stage
     from tseeds.pipeline import Step
+    from tseeds_cli.console import run_stage
+    from tseeds_cli.options import explicit, from_run
 
     if run is not None:
         pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)

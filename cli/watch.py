@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from tseeds_cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def render(now: dict[str, Any]) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
+
     from tseeds_cli.console import duration
     from tseeds_cli.panel import sparkline
 
