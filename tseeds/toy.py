@@ -4,7 +4,7 @@ Countdown: reach a target from four numbers of 1 to 9 with ``+ - *``, using each
 within 1..99. A response is a chain of three steps, one token for each number and sign, such as
 ``8 - 3 = 5 ; 5 * 5 = 25 ; 25 - 2 = 23`` for the problem ``3 8 5 2 -> 23``.
 
-The policy is an ordinary Hugging Face model directory (Qwen2 architecture, float32) that ships with the package. It was
+The policy is an ordinary Hugging Face model directory (Llama architecture, float32) that ships with the package. It was
 warm-started by supervised learning on chains drawn from all valid chains of a problem's numbers, a share of which miss
 the target on purpose: it knows the format, explores widely and fails often. Task and recipe are ours.
 """
@@ -34,22 +34,40 @@ LARGEST = 99
 TARGETS = range(10, 61)
 SIGNS = ("+", "-", "*")
 EOS, PAD, UNKNOWN = "<eos>", "<pad>", "<unk>"
-WORDS = (*map(str, range(LARGEST + 1)), *SIGNS, "=", ";", "->", "(", ")", "x", "?", ",", "\\boxed{", "}", EOS, PAD, UNKNOWN)
+WORDS = (
+    *map(str, range(LARGEST + 1)),
+    *SIGNS,
+    "=",
+    ";",
+    "->",
+    "(",
+    ")",
+    "x",
+    "?",
+    ",",
+    "\\boxed{",
+    "}",
+    EOS,
+    PAD,
+    UNKNOWN,
+)
 IDS = {word: i for i, word in enumerate(WORDS)}
 SHIPPED = Path(__file__).parent / "data" / "toy"
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",  # transformers 5 gives every qwen2 directory Qwen's own tokenizer, whatever its files say
     "vocab_size": len(WORDS),
-    "hidden_size": 128,
+    "hidden_size": 96,
     "intermediate_size": 256,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
     "max_position_embeddings": 128,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "mlp_bias": False,
     "tie_word_embeddings": False,
     "initializer_range": 0.05,
     "attention_dropout": 0.0,
@@ -57,7 +75,7 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": IDS[EOS],
     "pad_token_id": IDS[PAD],
-    "torch_dtype": "float32",
+    "dtype": "float32",
 }
 
 
@@ -86,9 +104,7 @@ def chains() -> np.ndarray:
                         good = (result >= 1) & (result <= LARGEST)
                         step = np.stack([a, np.full_like(a, sign), b, result], axis=1)
                         rest = np.delete(pool, (i, j), axis=1)
-                        following.append(
-                            (np.hstack([done, step])[good], np.hstack([rest, result[:, None]])[good])
-                        )
+                        following.append((np.hstack([done, step])[good], np.hstack([rest, result[:, None]])[good]))
         states = [(np.concatenate([s[0] for s in following]), np.concatenate([s[1] for s in following]))]
     return np.unique(states[0][0].astype(np.int8), axis=0)
 
@@ -108,7 +124,12 @@ def is_solution(numbers: list[int], target: int, text: str) -> bool:
     pool = list(numbers)
     for step in text.split(" ; "):
         words = step.split(" ")
-        if len(words) != 5 or words[1] not in SIGNS or words[3] != "=" or not (words[0] + words[2] + words[4]).isdigit():
+        if (
+            len(words) != 5
+            or words[1] not in SIGNS
+            or words[3] != "="
+            or not (words[0] + words[2] + words[4]).isdigit()
+        ):
             return False
         a, b, result = int(words[0]), int(words[2]), int(words[4])
         if result != {"+": a + b, "-": a - b, "*": a * b}[words[1]] or not 1 <= result <= LARGEST:
@@ -135,7 +156,9 @@ def countdown_problems(*, seed: int = 0) -> tuple[list[dict], list[dict]]:
         row = table[int(rng.random() * len(table))]
         numbers, target = [int(n) for n in row[:4]], int(row[-1])
         key = (*numbers, target)
-        into, name, size = (test, "test", TEST_PROBLEMS) if held_out(numbers, target) else (train, "train", TRAIN_PROBLEMS)
+        into, name, size = (
+            (test, "test", TEST_PROBLEMS) if held_out(numbers, target) else (train, "train", TRAIN_PROBLEMS)
+        )
         if key in into or len(into) == size:
             continue
         numbers.sort(key=lambda _: rng.random())
@@ -148,7 +171,15 @@ def countdown_problems(*, seed: int = 0) -> tuple[list[dict], list[dict]]:
 def tokenizer_files() -> dict[str, str]:
     """The word-level tokenizer as files: every number, sign and marker between white space is one token."""
     special = [
-        {"id": IDS[w], "content": w, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        {
+            "id": IDS[w],
+            "content": w,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for w in (EOS, PAD, UNKNOWN)
     ]
     tokenizer = {
@@ -199,21 +230,29 @@ def _example_source(seed: int, misses: float) -> Callable[[int], tuple[np.ndarra
         equals, semicolon, end = (np.full((n, 1), IDS[w]) for w in ("=", ";", EOS))
         parts = []
         for s in (4, 8, 12):
-            parts += [chain[:, s : s + 1], signs[chain[:, s + 1 : s + 2]], chain[:, s + 2 : s + 3], equals, chain[:, s + 3 : s + 4]]
+            parts += [
+                chain[:, s : s + 1],
+                signs[chain[:, s + 1 : s + 2]],
+                chain[:, s + 2 : s + 3],
+                equals,
+                chain[:, s + 3 : s + 4],
+            ]
             parts.append(semicolon if s < 12 else end)
         return prompt, np.hstack(parts)
 
     return draw
 
 
-def warm_start(*, seed: int = 0, steps: int = 2000, batch: int = 256, learning_rate: float = 3e-3, misses: float = 0.3) -> Any:
+def warm_start(
+    *, seed: int = 0, steps: int = 1500, batch: int = 256, learning_rate: float = 3e-3, misses: float = 0.3
+) -> Any:
     """Train the policy from random weights on one thread; the same torch build and CPU type give the same bits.
 
-    Cross-entropy on response tokens, AdamW, warm-up and cosine decay. Returns a transformers ``Qwen2ForCausalLM``.
+    Cross-entropy on response tokens, AdamW, warm-up and cosine decay. Returns a transformers ``LlamaForCausalLM``.
     """
     import torch
     from torch.nn import functional
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
@@ -221,7 +260,7 @@ def warm_start(*, seed: int = 0, steps: int = 2000, batch: int = 256, learning_r
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = Qwen2ForCausalLM(Qwen2Config(**CONFIG)).float().train()
+            model = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().train()
         decay = [p for p in model.parameters() if p.dim() > 1]
         plain = [p for p in model.parameters() if p.dim() == 1]
         groups = [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
@@ -260,7 +299,10 @@ def policy_contents(model: Any) -> dict[str, bytes]:
         "generation_config.json": json.dumps(generation, indent=1) + "\n",
         **tokenizer_files(),
     }
-    return {"model.safetensors": save(tensors, {"format": "pt"}), **{name: text.encode() for name, text in texts.items()}}
+    return {
+        "model.safetensors": save(tensors, {"format": "pt"}),
+        **{name: text.encode() for name, text in texts.items()},
+    }
 
 
 def make(directory: Path, *, seed: int = 0, train: bool = False) -> dict[str, Path]:
@@ -275,7 +317,8 @@ def make(directory: Path, *, seed: int = 0, train: bool = False) -> dict[str, Pa
     directory = Path(directory)
     rows = dict(zip(("train.jsonl", "test.jsonl"), countdown_problems(seed=seed), strict=True))
     contents = {
-        name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table).encode() for name, table in rows.items()
+        name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table).encode()
+        for name, table in rows.items()
     }
     policy = policy_contents(warm_start()) if train else {f.name: f.read_bytes() for f in sorted(SHIPPED.iterdir())}
     contents |= {f"policy/{name}": data for name, data in policy.items()}
