@@ -9,7 +9,7 @@ from pathlib import Path
 from tseeds.errors import UserError
 
 PROBE_FILE = "probe.json"
-_TOKENIZER = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -48,7 +48,7 @@ def policy_files(policy: Path) -> list[Path]:
         pickled = [*policy.glob("*.bin"), *policy.glob("*.pt"), *policy.glob("*.pth")]
         why = f"only pickled weights ({pickled[0].name}), which are refused" if pickled else "no *.safetensors"
         raise UserError(f"{policy}: {why}; save the model with save_pretrained(safe_serialization=True)")
-    named = [policy / n for n in (*_OTHER, *_TOKENIZER) if (policy / n).is_file()]
+    named = [policy / n for n in (*_OTHER, *TOKENIZER_FILES) if (policy / n).is_file()]
     return sorted({*named, *weights}, key=lambda p: p.name)
 
 
