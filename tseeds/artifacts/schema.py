@@ -184,6 +184,8 @@ UPDATE_STEPS = pa.schema(
         ("loss", pa.float32()),
         ("grad_norm", pa.float32()),  # before clipping
         ("learning_rate", pa.float64()),
+        ("probe_cosine", pa.float32()),  # of the gradients with and without clipping; null unless update.probe_every
+        ("probe_norm_ratio", pa.float32()),  # norm with clipping / norm without
         *((f"{m}_{r}", pa.float32()) for r in ("all", "seed", "continuation") for m in _REGION_METRICS),
         *((f"{m}_{r}_bins", _FLOATS) for r in ("seed", "continuation") for m in _BIN_METRICS),  # ten position bins
     ]

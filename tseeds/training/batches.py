@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -43,9 +44,9 @@ class Block:
             see = j <= depth
             if window is not None:
                 see &= j > depth - window
-            self.masks[key] = torch.zeros(see.shape, dtype=dtype, device=see.device).masked_fill_(
-                ~see, float("-inf")
-            )[:, None]
+            self.masks[key] = torch.zeros(see.shape, dtype=dtype, device=see.device).masked_fill_(~see, float("-inf"))[
+                :, None
+            ]
         return self.masks[key]
 
 
@@ -80,10 +81,8 @@ class Packed:
         move = lambda t: t.to(device, non_blocking=True)  # noqa: E731
         blocks = [Block(move(b.queries), move(b.keys), move(b.depth), b.shape) for b in self.blocks]
         padded = None if self.padded is None else (move(self.padded[0]), move(self.padded[1]))
-        return Packed(
-            *(move(getattr(self, n)) for n in ("ids", "positions", "pair_node", "pair_target", "inverse_temperature")),
-            move(self.token_pair), self.tokens, self.rows, blocks, move(self.order), self.row_tokens, padded,
-        )
+        names = ("ids", "positions", "pair_node", "pair_target", "inverse_temperature", "token_pair", "order")
+        return replace(self, blocks=blocks, padded=padded, **{n: move(getattr(self, n)) for n in names})
 
 
 @dataclass(slots=True)
@@ -124,7 +123,7 @@ def pack(
     prompts: Sequence[np.ndarray],
     responses: Sequence[np.ndarray],
     temperatures: Sequence[float],
-    offsets: Sequence[int],
+    offsets: Sequence[int] | np.ndarray,
     *,
     share: bool = True,
     padded: bool = False,
@@ -172,7 +171,7 @@ def pack(
             rows.append(r)
             paths.append(path)
             cuts = [s, *([common] if s < common < m else []), m]
-            for a, b in zip(cuts, cuts[1:], strict=False):
+            for a, b in pairwise(cuts):
                 for c in range(a, b, QUERY_CHUNK):
                     e = min(c + QUERY_CHUNK, b)
                     runs.append((path[c:e], path[:e]))
@@ -186,7 +185,9 @@ def pack(
         longest = max((len(x) for x in paths), default=0)
         index = np.stack([np.pad(x, (0, longest - len(x)), mode="edge") for x in paths]) if paths else np.zeros((0, 0))
         rectangle = (torch.from_numpy(index.astype(np.int64)), torch.tensor([len(x) for x in paths]))
-        order = np.concatenate([r * longest + np.arange(len(x)) for r, x in enumerate(paths)] or [np.zeros(0, np.int64)])
+        order = np.concatenate(
+            [r * longest + np.arange(len(x)) for r, x in enumerate(paths)] or [np.zeros(0, np.int64)]
+        )
     return Packed(
         ids=flat(ids), positions=flat(positions), pair_node=flat(pair_node), pair_target=flat(pair_target),
         inverse_temperature=flat(pair_temperature, np.float32), token_pair=flat(token_pair), tokens=flat(tokens),
@@ -203,11 +204,11 @@ def _blocks(runs: list[tuple[np.ndarray, np.ndarray]], nodes: int) -> tuple[list
     while i < len(runs):
         tq, tk, area, j = len(runs[i][0]), len(runs[i][1]), 0, i
         while j < len(runs):
-            q, k = max(tq, len(runs[j][0])), len(runs[j][1])
+            wide, deep = max(tq, len(runs[j][0])), len(runs[j][1])
             more = area + len(runs[j][0]) * len(runs[j][1])
-            if (j + 1 - i) * q * k > 1.15 * more + _FREE_AREA:
+            if (j + 1 - i) * wide * deep > 1.15 * more + _FREE_AREA:
                 break
-            tq, tk, area, j = q, k, more, j + 1
+            tq, tk, area, j = wide, deep, more, j + 1
         count = j - i
         queries = np.zeros((count, tq), dtype=np.int64)
         keys = np.zeros((count, tk), dtype=np.int64)
@@ -219,7 +220,10 @@ def _blocks(runs: list[tuple[np.ndarray, np.ndarray]], nodes: int) -> tuple[list
             order[q] = base + r * tq + np.arange(len(q))
         blocks.append(
             Block(
-                torch.from_numpy(queries.ravel()), torch.from_numpy(keys.ravel()), torch.from_numpy(depth), (count, tq, tk)
+                torch.from_numpy(queries.ravel()),
+                torch.from_numpy(keys.ravel()),
+                torch.from_numpy(depth),
+                (count, tq, tk),
             )
         )
         base += count * tq
@@ -234,15 +238,20 @@ def micro_batches(
     budget: int,
     *,
     share: bool = True,
+    least: int = 1,
 ) -> list[list[list[int]]]:
     """Groups of rows packed into micro-batches of at most ``budget`` nodes each (a longer single row is its own).
+
+    least: aim at this many micro-batches or more, one for each rank.
 
     Groups are taken from the longest to the shortest, so that a micro-batch holds rows of similar length; a group that
     does not fit is split between rows. Deterministic.
     """
     pieces: list[tuple[int, int, list[int]]] = []  # nodes, longest row, rows
-    for group in groups:
-        trie = _trie([r for r in group if len(responses[r])], prompts, responses, share)
+    tries = [_trie([r for r in group if len(responses[r])], prompts, responses, share) for group in groups]
+    if least > 1:
+        budget = min(budget, -(-sum(t.nodes for t in tries) // least))
+    for trie in tries:
         piece: list[int] = []
         size = longest = 0
         for i, r in enumerate(trie.rows):

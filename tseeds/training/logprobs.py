@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tseeds.errors import UserError
@@ -151,6 +153,8 @@ def _chunks(size: int, vocabulary: int, device: torch.device) -> list[tuple[int,
 class Policy(nn.Module):
     """A causal language model that gives log-probs of chosen tokens. ``packable`` False runs plain padded batches."""
 
+    model: Any
+
     def __init__(self, model: nn.Module, *, packable: bool = True) -> None:
         super().__init__()
         self.model = model
@@ -158,7 +162,7 @@ class Policy(nn.Module):
 
     @property
     def head(self) -> nn.Linear:
-        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        head = self.model.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         return head
 
@@ -168,9 +172,7 @@ class Policy(nn.Module):
         if hasattr(self.model, "get_base_model"):  # peft
             body = self.model.get_base_model().base_model
         if packed.padded is None:
-            out = body(
-                input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, packed=packed
-            )
+            out = body(input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, packed=packed)
             return out.last_hidden_state[0]
         index, lengths = packed.padded
         mask = torch.arange(index.shape[1], device=index.device)[None] < lengths[:, None]
@@ -228,10 +230,8 @@ def load_policy(policy: Path, *, dtype: torch.dtype, trust_remote_code: bool = F
 
 def checked(policy: Policy, name: Path | str) -> Policy:
     """``policy``, found to agree with transformers' own forward pass, in packed or at least in padded form."""
-    vocabulary = int(policy.model.config.vocab_size)  # type: ignore[union-attr]
+    vocabulary = int(policy.model.config.vocab_size)
     base = [(7919 * (i + 1)) % vocabulary for i in range(9)]
-    import numpy as np
-
     prompts = [np.array(base[:4]), np.array(base[:4])]
     responses = [np.array(base[4:]), np.array(base[6:])]
     expected = [plain_logprobs(policy.model, [*base[:4], *r.tolist()])[3:] for r in responses]
@@ -245,7 +245,7 @@ def checked(policy: Policy, name: Path | str) -> Policy:
         got[packed.tokens] = lp
         return float((got - torch.cat(expected)).abs().max())
 
-    if not isinstance(policy.model.get_output_embeddings(), nn.Linear):  # type: ignore[operator]
+    if not isinstance(policy.model.get_output_embeddings(), nn.Linear):
         raise UserError(f"{name}: its output head is not one linear layer; such models cannot be trained here")
     error: float | None
     try:
@@ -263,23 +263,22 @@ def checked(policy: Policy, name: Path | str) -> Policy:
         )
     log.warning("%s: attention does not take packed batches; training runs on padded ones, which is slower", name)
     policy.packable = False
-    policy.model.set_attn_implementation("sdpa")  # type: ignore[operator]
+    policy.model.set_attn_implementation("sdpa")
     return policy
 
 
 @contextlib.contextmanager
-def attention(model: nn.Module, name: str):  # noqa: ANN201
+def attention(model: Any, name: str) -> Iterator[None]:
     """Run ``model`` with another attention implementation inside the block."""
-    config: Any = model.config
-    before = config._attn_implementation
+    before = model.config._attn_implementation
     if before == name:
         yield
         return
-    model.set_attn_implementation(name)  # type: ignore[operator]
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)  # type: ignore[operator]
+        model.set_attn_implementation(before)
 
 
 @torch.no_grad()
@@ -288,9 +287,3 @@ def plain_logprobs(model: nn.Module, ids: list[int]) -> Tensor:
     with attention(model, "sdpa"):
         logits = model(input_ids=torch.tensor([ids], device=next(model.parameters()).device)).logits[0, :-1].float()
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0].cpu()
-
-
-def model_dtype(policy: Path) -> torch.dtype:
-    """The precision that a policy's weights are stored in, by its config; float32 where it says nothing."""
-    dtype = getattr(AutoConfig.from_pretrained(policy, local_files_only=True), "dtype", None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +40,6 @@ class TokenValues:
         return TokenValues(*(getattr(self, name)[where] for name in self.__slots__))
 
 
-def share(part: Tensor, whole: Tensor) -> float:
-    """sum(part) / sum(whole), 0 where the denominator is 0."""
-    below = float(whole.double().sum())
-    return float(part.double().sum()) / below if below else 0.0
-
-
 def ess(weights: Tensor) -> float:
     """Effective sample size (sum w)^2 / sum w^2; 0 for no weights.
 
@@ -58,68 +51,78 @@ def ess(weights: Tensor) -> float:
     return float(w.sum()) ** 2 / below if below else 0.0
 
 
-def clipping(v: TokenValues) -> dict[str, float]:
-    """Clipping and entropy of loss tokens with A != 0.
+_SUMS = (
+    "tokens", "entropy", "live", "kept", "high", "low", "dual", "mass", "lost_mass", "kept_entropy", "ratio", "w", "w2",
+    "k1", "k3",
+)  # fmt: skip
 
-    clip_fraction: share of them whose gradient is clipped away, and by sign of A and side (positive_high, negative_low,
-    negative_dual); clipped_mass: sum (1 - k)|w A| / sum |w A|, w what multiplies A grad(lp) unclipped;
-    effective_entropy: sum k H / sum k; retained_entropy: sum k H / sum H over all loss tokens.
-    """
+
+def _sums(v: TokenValues, key: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """(sums [groups, len(_SUMS)] float64, largest ratio [groups]) of the loss tokens, grouped by key [M]."""
+    used = v.used.double()
     live = v.used & (v.advantage != 0)
-    k = live & v.kept
-    lost = live & ~v.kept
-    positive = v.advantage > 0
-    mass = (v.weight * v.advantage).abs() * live
-    n = max(int(live.sum()), 1)
+    k, lost, positive = live & v.kept, live & ~v.kept, v.advantage > 0
+    mass = (v.weight * v.advantage).abs().double() * live
+    w = ratio(v.lp, v.lp_mu).double() * used
+    entropy = v.entropy.double() * used
+    columns = [
+        used, entropy, live.double(), k.double(), (lost & positive).double(),
+        (lost & ~positive & (v.ratio < 1)).double(), (lost & ~positive & (v.ratio >= 1)).double(),
+        mass, mass * lost, entropy * k, v.ratio.double() * used, w, w * w,
+        k1(v.lp, v.lp_mu).double() * used, k3(v.lp, v.lp_mu).double() * used,
+    ]  # fmt: skip
+    sums = torch.zeros(groups, len(columns), dtype=torch.float64).index_add_(0, key, torch.stack(columns, 1))
+    top = torch.zeros(groups, dtype=torch.float64).scatter_reduce(0, key, v.ratio.double() * used, "amax")
+    return sums, top
+
+
+def _finish(sums: Tensor, top: float) -> dict[str, float]:
+    """Metrics from one group's sums; every empty denominator gives 0.
+
+    clip_fraction: share of loss tokens with A != 0 whose gradient is clipped away, and by sign of A and side; clipped_mass:
+    sum (1 - k)|w A| / sum |w A|, w what multiplies A grad(lp) unclipped; effective_entropy: sum k H / sum k;
+    retained_entropy: sum k H / sum H; ess, ess_share, kl: of exp(lp - lp_mu).
+    """
+    s = dict(zip(_SUMS, sums.tolist(), strict=True))
+
+    def over(a: str, b: str) -> float:
+        return s[a] / s[b] if s[b] else 0.0
+
+    size = s["w"] ** 2 / s["w2"] if s["w2"] else 0.0
     return {
-        "clip_fraction": int(lost.sum()) / n,
-        "clip_fraction_positive_high": int((lost & positive).sum()) / n,
-        "clip_fraction_negative_low": int((lost & ~positive & (v.ratio < 1)).sum()) / n,
-        "clip_fraction_negative_dual": int((lost & ~positive & (v.ratio >= 1)).sum()) / n,
-        "clipped_mass": share(mass * lost, mass),
-        "effective_entropy": share(v.entropy * k, k),
-        "retained_entropy": share(v.entropy * k, v.entropy * v.used),
+        "tokens": s["tokens"],
+        "entropy": over("entropy", "tokens"),
+        "clip_fraction": (s["live"] - s["kept"]) / s["live"] if s["live"] else 0.0,
+        "clip_fraction_positive_high": over("high", "live"),
+        "clip_fraction_negative_low": over("low", "live"),
+        "clip_fraction_negative_dual": over("dual", "live"),
+        "clipped_mass": over("lost_mass", "mass"),
+        "effective_entropy": over("kept_entropy", "kept"),
+        "retained_entropy": over("kept_entropy", "entropy"),
+        "ratio_mean": over("ratio", "tokens"),
+        "ratio_max": top,
+        "ess": size,
+        "ess_share": size / s["tokens"] if s["tokens"] else 0.0,
+        "kl_k1": over("k1", "tokens"),
+        "kl_k3": over("k3", "tokens"),
     }
 
 
-def region(v: TokenValues) -> dict[str, float]:
-    """All metrics of one set of tokens: clipping, ratio statistics, KL to the behaviour policy, entropy."""
-    used = v.select(v.used)
-    n = len(used.lp)
-    behaviour = ratio(used.lp, used.lp_mu)
-    return {
-        "tokens": float(n),
-        "entropy": float(used.entropy.double().mean()) if n else 0.0,
-        **clipping(v),
-        "ratio_mean": float(used.ratio.double().mean()) if n else 0.0,
-        "ratio_max": float(used.ratio.max()) if n else 0.0,
-        "ess": ess(behaviour),
-        "ess_share": ess(behaviour) / n if n else 0.0,
-        "kl_k1": float(k1(used.lp, used.lp_mu).double().mean()) if n else 0.0,
-        "kl_k3": float(k3(used.lp, used.lp_mu).double().mean()) if n else 0.0,
-    }
+def split(v: TokenValues) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Metrics by region, {"clipped_mass_seed": x, ...}, and by position bin, {"ratio_mean_seed_bins": [10 values]}.
 
-
-def by_region(v: TokenValues) -> dict[str, float]:
-    """``region`` for all tokens, the seed and the continuation, as {"clipped_mass_seed": ...}."""
-    out: dict[str, float] = {}
-    for name in REGIONS:
-        part = v if name == "all" else v.select(v.seed if name == "seed" else ~v.seed)
-        out |= {f"{key}_{name}": value for key, value in region(part).items()}
-    return out
-
-
-def by_bin(v: TokenValues) -> dict[str, list[float]]:
-    """{"ratio_mean_seed_bins": [10 values]} for seed and continuation; bin = floor(10 * position / response length)."""
-    index = (BINS * v.position // v.length.clamp(min=1)).clamp(max=BINS - 1)
-    out: dict[str, list[float]] = {f"{m}_{r}_bins": [] for r in REGIONS[1:] for m in BIN_METRICS}
-    for name in REGIONS[1:]:
-        mine = v.seed if name == "seed" else ~v.seed
-        for b in range(BINS):
-            values = region(v.select(mine & (index == b)))
-            for metric in BIN_METRICS:
-                out[f"{metric}_{name}_bins"].append(values[metric])
-    return out
+    Bin b of a token is floor(10 * position / response length).
+    """
+    place = (BINS * v.position // v.length.clamp(min=1)).clamp(max=BINS - 1)
+    sums, top = _sums(v, torch.where(v.seed, place, place + BINS), 2 * BINS)
+    regions: dict[str, float] = {}
+    bins: dict[str, list[float]] = {}
+    for name, where in zip(REGIONS, (slice(None), slice(0, BINS), slice(BINS, None)), strict=True):
+        regions |= {f"{k}_{name}": x for k, x in _finish(sums[where].sum(0), float(top[where].max())).items()}
+        if name != "all":
+            each = [_finish(a, float(b)) for a, b in zip(sums[where], top[where], strict=True)]
+            bins |= {f"{m}_{name}_bins": [x[m] for x in each] for m in BIN_METRICS}
+    return regions, bins
 
 
 def mismatch(v: TokenValues) -> dict[str, float]:
@@ -136,9 +139,3 @@ def mismatch(v: TokenValues) -> dict[str, float]:
 def mean(values: list[float]) -> float:
     """Arithmetic mean, 0 of nothing."""
     return sum(values) / len(values) if values else 0.0
-
-
-def weighted(steps: list[Mapping[str, float]], key: str, weight: str) -> float:
-    """Mean of ``key`` over optimizer steps, weighted by ``weight``; 0 where all weights are 0."""
-    below = sum(s[weight] for s in steps)
-    return sum(s[key] * s[weight] for s in steps) / below if below else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,9 @@ class Rows:
         for i, row in enumerate(self.row_id):
             size = len(self.response_ids[i])
             if len(self.prompt_ids[i]) == 0:
-                raise UserError(f"rollouts: row {row} has an empty prompt; a policy needs at least one token to start from")
+                raise UserError(
+                    f"rollouts: row {row} has an empty prompt; a policy needs at least one token to start from"
+                )
             if len(self.logprobs[i]) != size:
                 raise UserError(f"rollouts: row {row} has {size} response tokens but {len(self.logprobs[i])} log-probs")
             if not 0 <= self.off_start[i] <= self.off_stop[i] <= size:
@@ -94,5 +97,5 @@ def _arrays(column: pa.ChunkedArray, dtype: type) -> list[np.ndarray]:
     for chunk in column.chunks:
         values = chunk.values.to_numpy(zero_copy_only=False).astype(dtype)
         starts = chunk.offsets.to_numpy()
-        out += [values[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        out += [values[a:b] for a, b in pairwise(starts)]
     return out

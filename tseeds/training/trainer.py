@@ -1,96 +1,78 @@
 """One policy update: an iteration's rows in, a new policy and its metrics out (METHOD sections 3, 5 and 7).
 
-Precision: master weights and AdamW moments are fp32, the forward and backward pass run in ``dtype``; gradients are added
-up in fp32. Denominators and advantages come from all rows of a step before it begins, so micro-batches and ranks only
-split a sum.
+Advantages, masks and denominators come from all rows of an optimizer step before its first backward pass, so micro-batches
+and ranks only split a sum. This module moves tensors between ``batches``, ``logprobs``, ``loss`` and ``metrics``; it knows
+none of their formulas.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tseeds.artifacts import schema
-from tseeds.artifacts.policy import policy_files, probe_sequences, write_probe
 from tseeds.config import UpdateConfig
 from tseeds.errors import UserError
-from tseeds.training import loss as L
-from tseeds.training import metrics
+from tseeds.training import loss as losses
+from tseeds.training import metrics, ranks, results
 from tseeds.training.advantages import Advantages, advantages, overlong_penalty
 from tseeds.training.batches import Packed, micro_batches, pack, shuffled
-from tseeds.training.logprobs import Policy, load_model, load_policy, plain_logprobs
+from tseeds.training.logprobs import Policy, load_policy
+from tseeds.training.results import StepResult
 from tseeds.training.rows import Rows
+from tseeds.training.weights import DTYPES, Weights, write_probe_for
 
 __all__ = ["Rows", "StepResult", "Trainer", "write_probe_for"]
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_ONE_THREAD = 20_000_000  # parameters up to which barriers cost more than a second thread brings
-
 
 @dataclass(slots=True)
-class StepResult:
-    """rows, steps, tokens: tables of ``schema.UPDATE_*`` (tokens None unless save_tokens); summary: headline metrics."""
-
-    rows: pa.Table
-    steps: pa.Table
-    tokens: pa.Table | None
-    summary: dict[str, float]
-
-
-@dataclass(slots=True)
-class _Micro:
-    """A packed micro-batch; carries: its rows have a gradient."""
+class Micro:
+    """A packed micro-batch of ``rows`` trajectories. carries: they have a gradient; local [M]: each token's row, from 0;
+    owner: the rank that runs it."""
 
     packed: Packed
     carries: bool
-    local: Tensor  # [M] number of each token's row inside the micro-batch
-    count: int
+    local: Tensor
+    rows: int
+    owner: int = 0
 
 
-class _Flat:
-    """All response tokens of an iteration, one behind the other; see ``loss.Tokens`` for the names."""
+class Flat:
+    """All response tokens of an iteration, one behind the other, [M] each, on the CPU; ``loss.Tokens`` has the names.
+
+    lp, ratio, weight, kept: as the token's last optimizer step saw them. used: carries loss. NaN where not yet known.
+    """
 
     def __init__(self, rows: Rows) -> None:
         lengths = np.array([len(r) for r in rows.response_ids], dtype=np.int64)
         self.rows = len(rows)
-        self.offsets = np.concatenate([[0], np.cumsum(lengths)])
+        self.offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
         total = int(self.offsets[-1])
         row = np.repeat(np.arange(len(rows)), lengths)
         position = np.arange(total) - self.offsets[row]
         start, stop = np.array(rows.off_start, dtype=np.int64), np.array(rows.off_stop, dtype=np.int64)
-        self.row = torch.from_numpy(row)
-        self.position = torch.from_numpy(position)
+        self.row, self.position = torch.from_numpy(row), torch.from_numpy(position)
         self.length = torch.from_numpy(lengths[row])
         self.seed = torch.from_numpy((position >= start[row]) & (position < stop[row]))
-        recorded = np.concatenate(rows.logprobs) if total else np.zeros(0)
-        lp_mu = torch.from_numpy(recorded.astype(np.float32))
-        self.valid = torch.isfinite(lp_mu)
-        self.lp_mu = torch.where(self.valid, lp_mu, torch.zeros_like(lp_mu))
+        recorded = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *rows.logprobs]).astype(np.float32))
+        self.valid = torch.isfinite(recorded)
+        self.lp_mu = losses.finite(recorded)
         self.lp_old, self.entropy, self.lp = (torch.full((total,), math.nan) for _ in range(3))
-        self.ratio, self.weight = torch.zeros(total), torch.zeros(total)
-        self.kept = torch.zeros(total, dtype=torch.bool)
-        self.used = torch.zeros(total, dtype=torch.bool)
-        self.filtered = torch.zeros(total, dtype=torch.bool)
-        self.reference: Tensor | None = None
-        self.advantage = torch.zeros(total)
+        self.ratio, self.weight, self.advantage, self.reference = (torch.zeros(total) for _ in range(4))
+        self.kept, self.used, self.filtered = (torch.zeros(total, dtype=torch.bool) for _ in range(3))
 
     def values(self) -> metrics.TokenValues:
+        """The inputs of the metrics; tokens that no optimizer step saw stand at pi_old."""
         lp = torch.where(torch.isnan(self.lp), self.lp_old, self.lp)
         return metrics.TokenValues(
             self.row, self.position, self.length, self.seed, self.used, self.advantage, lp, self.lp_old, self.lp_mu,
@@ -102,7 +84,7 @@ class Trainer:
     """Holds a policy with its optimizer between iterations.
 
     A trainer that stayed in memory and one that was loaded from the directories it saved go on bit for bit the same
-    (CPU, fp32 policy, or bf16 policy with its fp32 master weights in ``state``).
+    (CPU; fp32 policy, or bf16 policy with its fp32 master weights in ``state``).
     """
 
     def __init__(
@@ -114,83 +96,28 @@ class Trainer:
         run_seed: int,
         max_response_tokens: int | None = None,
         state: Path | None = None,
+        base: Path | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         """
         policy: model directory. dtype: compute precision, "float32" or "bfloat16". max_response_tokens: the rollout's budget,
         for aggregation "constant" and overlong "penalty". state: directory written by ``save``; None starts afresh.
+        base: with config.lora and a state, the policy that the adapters were begun on.
 
         Raises:
             UserError: policy or state cannot be loaded, or do not fit together.
         """
-        self.config, self.dtype, self.run_seed = config, dtype, run_seed
+        if max_response_tokens is None and (config.aggregation == "constant" or config.overlong == "penalty"):
+            raise UserError('update: aggregation "constant" and overlong "penalty" need rollout.max_response_tokens')
+        self.config, self.dtype, self.run_seed, self.trust = config, dtype, run_seed, trust_remote_code
         self.max_response_tokens = max_response_tokens
-        self.trust_remote_code = trust_remote_code
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.layout = {f.name: _tensor_types(f) for f in policy_files(policy) if f.suffix == ".safetensors"}
-        self.copied = {
-            f.name: f.read_bytes()
-            for f in [*policy_files(policy), *(policy.glob("*.py") if trust_remote_code else ())]
-            if f.suffix != ".safetensors"
-        }
-        self.policy = load_policy(policy, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
-        self.parameters = {n: p for n, p in self.policy.model.named_parameters() if p.requires_grad}
-        size = sum(p.numel() for p in self.parameters.values())
-        self.threads = config.threads or (1 if size <= _ONE_THREAD else len(os.sched_getaffinity(0)))
-        torch.set_num_threads(self.threads)
-        log.info("trainer: %.1f M parameters, %s, %d threads, %s", size / 1e6, dtype, self.threads, self.device)
-        self.steps = self.tokens = 0
-        self.masters = self._masters(policy, state)
-        self.policy.to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.masters.values(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
-        if state is not None:
-            self._restore(state)
+        self.weights = Weights(config, policy, dtype=dtype, state=state, base=base, trust_remote_code=trust_remote_code)
+        self.policy = self.weights.policy
         self._reference: tuple[Path, Policy] | None = None
 
-    def _masters(self, policy: Path, state: Path | None) -> dict[str, torch.nn.Parameter]:
-        """fp32 weights by name: the model's own when it computes in fp32, else copies that its gradients are added to."""
-        saved = state / "master.safetensors" if state is not None else None
-        if saved is not None and saved.is_file():
-            weights = load_file(saved)
-            self._same_names(weights, saved)
-        elif all(p.dtype == torch.float32 for p in self.parameters.values()):
-            weights = {}
-        else:
-            full = load_model(policy, dtype=torch.float32, trust_remote_code=self.trust_remote_code)
-            weights = {n: p.detach() for n, p in full.named_parameters()}
-        masters: dict[str, torch.nn.Parameter] = {}
-        for name, p in self.parameters.items():
-            if name in weights:
-                p.data.copy_(weights[name])
-            if p.dtype == torch.float32:
-                masters[name] = p  # type: ignore[assignment]
-            else:
-                masters[name] = torch.nn.Parameter(weights[name].to(self.device))
-                p.register_post_accumulate_grad_hook(_adds_to(masters[name]))
-        return masters
-
-    def _same_names(self, found: dict[str, Tensor], where: Path) -> None:
-        missing = [n for n, p in self.parameters.items() if n not in found or found[n].shape != p.shape]
-        if missing:
-            raise UserError(f"{where}: no {missing[0]} of the policy's shape; this state belongs to another policy")
-
-    def _restore(self, state: Path) -> None:
-        try:
-            facts = json.loads((state / "trainer.json").read_text())
-            moments = load_file(state / "optimizer.safetensors") if facts["steps"] else {}
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{state}: no trainer state ({error}); name an update's state directory") from None
-        self.steps, self.tokens = facts["steps"], facts["tokens"]
-        for kind in ("exp_avg", "exp_avg_sq") if moments else ():
-            part = {n: moments[f"{kind}.{n}"] for n in self.masters if f"{kind}.{n}" in moments}
-            self._same_names(part, state / "optimizer.safetensors")
-            for name, p in self.masters.items():
-                self.optimizer.state[p][kind] = part[name].to(p.device)
-                self.optimizer.state[p]["step"] = torch.tensor(float(self.steps))
-
-    # ---------------------------------------------------------------- one iteration
+    def save(self, policy: Path, state: Path) -> None:
+        """Write the policy (a model directory with probe.json) and the trainer state; see ``Weights.save``."""
+        self.weights.save(policy, state)
 
     def step(self, rows: Rows, *, iteration: int, reference: Path | None = None) -> StepResult:
         """Train on an iteration's rows: ``epochs`` passes over ``minibatches`` optimizer steps.
@@ -198,66 +125,63 @@ class Trainer:
         reference: policy directory of the KL term (kl_coef > 0).
 
         Raises:
-            UserError: rows do not fit together.
+            UserError: rows do not fit together, or a reference is needed and not given.
         """
         start = time.perf_counter()
-        rows.check()
-        torch.set_num_threads(self.threads)
-        config = self.config
-        flat, adv, row_keep = self._prepare(rows)
-        plan = self._plan(rows, flat, adv, row_keep, iteration)
-        total_steps = len(plan) * config.epochs
-        early = total_steps > 1 or config.continuation_correction == "reject" or config.prefix_top_entropy < 1
-        early = early or config.token_filter != "none" or config.ratio == "m2po"
-        for m, micros in enumerate(plan):
-            for micro in micros:
-                needed = not micro.carries or m > 0 or total_steps == 1 and early or self._needs_all_old()
-                if needed:
-                    self._old(flat, micro)
-        if config.continuation_correction == "reject":
-            keep = L.continuation_weight(flat.lp_old, flat.lp_mu, flat.seed, flat.row, flat.rows, config)[1]
-            assert keep is not None
-            row_keep &= keep
-        mask = L.loss_mask(
-            valid=flat.valid, seed=flat.seed, row=flat.row, rows=flat.rows, row_keep=row_keep,
-            entropy=flat.entropy, config=config,
-        )  # fmt: skip
-        flat.used = mask
-        ref = self._load_reference(reference) if config.kl_coef > 0 else None
-        if ref is not None and config.kl_reference == "base":
-            flat.reference = torch.zeros(len(flat.row))
-            for micros in plan:
-                for micro in micros:
-                    if micro.carries:
-                        with torch.no_grad():
-                            lp = ref(micro.packed)[0][micro.packed.token_pair]
-                        flat.reference[micro.packed.tokens] = lp.cpu()
+        torch.set_num_threads(self.weights.threads)
+        flat, adv, row_keep = self.prepare(rows)
+        plan = self.plan(rows, flat, adv, row_keep, iteration)
+        # the first minibatch reads lp_old off its own first forward pass; everything else needs a pass without gradient
+        ahead = self._decides_ahead()
+        self.fill_old(flat, [m for k, micros in enumerate(plan) for m in micros if ahead or k > 0 or not m.carries])
+        if self.config.continuation_correction == "reject":
+            row_keep &= self._accepted(flat)
+        flat.used = self.mask(flat, row_keep)
+        ref = self._load_reference(reference)
+        if ref is not None and self.config.kl_reference == "base":
+            self._fill_reference(flat, [m for micros in plan for m in micros if m.carries], ref)
+        probing = bool(self.config.probe_every) and iteration % self.config.probe_every == 0
         steps: list[dict[str, Any]] = []
-        for epoch in range(config.epochs):
-            order = shuffled([str(m) for m in range(len(plan))], self.run_seed, iteration, "update", epoch)
-            # the first minibatch of the first epoch got its lp_old for free: it must come first
-            order = list(range(len(plan))) if epoch == 0 else order
-            for m in order:
-                steps.append(self._minibatch(flat, plan[m], mask, ref, epoch=epoch, minibatch=m, iteration=iteration))
-        self.tokens += len(flat.row)
-        return self._result(rows, flat, adv, row_keep, steps, iteration, time.perf_counter() - start)
-
-    def _needs_all_old(self) -> bool:
-        c = self.config
-        return (
-            c.continuation_correction == "reject" or c.prefix_top_entropy < 1 or c.token_filter != "none" or c.ratio == "m2po"
+        for epoch in range(self.config.epochs):
+            order = list(range(len(plan)))
+            if epoch:
+                order = shuffled([str(m) for m in order], self.run_seed, iteration, "update", "epoch", epoch)
+            for place, m in enumerate(order):
+                last = epoch == self.config.epochs - 1 and place == len(plan) - 1
+                facts = self._minibatch(flat, plan[m], ref, first=epoch == 0 and place == 0, probe=probing and last)
+                steps.append({"iteration": iteration, "epoch": epoch, "minibatch": m, **facts})
+        self.weights.facts["tokens"] += len(flat.row)
+        values = flat.values()
+        summary = results.summarise(rows, values, adv, row_keep, flat.valid, steps)
+        seconds = time.perf_counter() - start
+        summary |= {
+            "tokens_per_second": len(flat.row) / seconds,
+            "update_seconds": seconds,
+            "optimizer_steps": float(self.weights.facts["steps"]),
+            "tokens_total": float(self.weights.facts["tokens"]),
+        }
+        self._warn(summary)
+        return StepResult(
+            rows=results.rows_table(rows, values, adv, row_keep),
+            steps=results.steps_table(steps),
+            tokens=results.tokens_table(rows, values) if self.config.save_tokens else None,
+            summary=summary,
         )
 
-    def _prepare(self, rows: Rows) -> tuple[_Flat, Advantages, Tensor]:
-        """Flat tokens, advantages, and [rows] bool: which trajectories may carry loss."""
+    def prepare(self, rows: Rows) -> tuple[Flat, Advantages, Tensor]:
+        """Flat tokens, advantages, and bool [rows]: the trajectories that may carry loss."""
+        rows.check()
         config = self.config
-        flat = _Flat(rows)
+        flat = Flat(rows)
         reward = np.array(rows.reward, dtype=np.float64)
-        length = np.array([len(r) for r in rows.response_ids])
         if config.overlong == "penalty":
-            assert self.max_response_tokens, "overlong penalty needs max_response_tokens"
-            reward = reward + [overlong_penalty(n, self.max_response_tokens, config.overlong_buffer) for n in length]
-        seeds = [s if b > a else None for s, a, b in zip(rows.seed_id, rows.off_start, rows.off_stop, strict=True)]
+            assert self.max_response_tokens is not None
+            budget = self.max_response_tokens
+            reward += [overlong_penalty(len(r), budget, config.overlong_buffer) for r in rows.response_ids]
+        seeds = [
+            (s or "seed") if b > a else None
+            for s, a, b in zip(rows.seed_id, rows.off_start, rows.off_stop, strict=True)
+        ]
         adv = advantages(reward, rows.group_id, seeds, config.advantage)
         keep = torch.ones(len(rows), dtype=torch.bool)
         if config.overlong == "mask":
@@ -267,364 +191,270 @@ class Trainer:
         flat.advantage = torch.from_numpy(adv.advantage).float()[flat.row]
         return flat, adv, keep
 
-    def _plan(
-        self, rows: Rows, flat: _Flat, adv: Advantages, row_keep: Tensor, iteration: int
-    ) -> list[list[_Micro]]:
-        """Minibatches of micro-batches. Rows that cannot have a gradient go into micro-batches of their own, which are only
-        run forward: the others keep the same neighbours in every pass, so that lp_old is bit for bit the first lp."""
-        config = self.config
+    def plan(
+        self, rows: Rows, flat: Flat, adv: Advantages, row_keep: Tensor, iteration: int, minibatches: int | None = None
+    ) -> list[list[Micro]]:
+        """Minibatches of micro-batches, whole groups each, in an order that hashes decide.
+
+        Rows that cannot have a gradient go into micro-batches of their own, which only run forward. So the others keep the
+        same neighbours in every pass, and lp_old is bit for bit the first lp.
+        """
+        config, share, world = self.config, self.policy.packable, ranks.world()
         groups: dict[str, list[int]] = {}
         for i, group in enumerate(rows.group_id):
             groups.setdefault(group, []).append(i)
         names = list(groups)
-        order = [names[i] for i in shuffled(names, self.run_seed, iteration, "update", "order")]
+        order = [names[i] for i in shuffled(names, self.run_seed, iteration, "update")]
         always = config.kl_coef > 0 or config.entropy_coef != 0
         carries = row_keep.numpy() & ((adv.advantage != 0) | always)
-        share = self.policy.packable
-        plan: list[list[_Micro]] = []
-        for part in np.array_split(np.arange(len(order)), min(config.minibatches, max(len(order), 1))):
-            micros: list[_Micro] = []
+        plan: list[list[Micro]] = []
+        count = min(minibatches or config.minibatches, max(len(order), 1))
+        for part in np.array_split(np.arange(len(order)), count):
+            micros: list[Micro] = []
             for kind in (True, False):
                 chosen = [[r for r in groups[order[i]] if carries[r] == kind] for i in part]
-                for batch in micro_batches(
-                    chosen, rows.prompt_ids, rows.response_ids, config.tokens_per_microbatch, share=share
-                ):
+                batches = micro_batches(
+                    chosen, rows.prompt_ids, rows.response_ids, config.tokens_per_microbatch, share=share, least=world
+                )
+                load = [0] * world
+                for batch in batches:
                     packed = pack(
                         batch, rows.prompt_ids, rows.response_ids, rows.temperature, flat.offsets,
                         share=share, padded=not share,
                     )  # fmt: skip
-                    number = {r: k for k, r in enumerate(packed.rows)}
-                    local = torch.tensor([number[r] for r in flat.row[packed.tokens].tolist()], dtype=torch.int64)
-                    micros.append(_Micro(packed.to(self.device), kind, local, len(packed.rows)))
+                    owner = load.index(min(load))
+                    load[owner] += len(packed.ids)
+                    number = torch.zeros(len(rows), dtype=torch.int64)
+                    number[packed.rows] = torch.arange(len(packed.rows))
+                    local = number[flat.row[packed.tokens]]
+                    micros.append(Micro(packed.to(self.weights.device), kind, local, len(packed.rows), owner))
             plan.append(micros)
         return plan
 
+    def _decides_ahead(self) -> bool:
+        """Whether masks, and with them denominators, depend on pi_old: then its pass comes first."""
+        c = self.config
+        return (
+            c.continuation_correction == "reject"
+            or c.prefix_top_entropy < 1
+            or c.token_filter != "none"
+            or c.ratio == "m2po"
+        )
+
+    def _mine(self, micros: Sequence[Micro]) -> Iterator[tuple[Micro, bool]]:
+        """This rank's micro-batches with True, filled up with idle ones (False) so that all ranks run equally many."""
+        own = [m for m in micros if m.owner == ranks.rank()]
+        longest = max((sum(m.owner == r for m in micros) for r in range(ranks.world())), default=0)
+        yield from ((m, True) for m in own)
+        yield from ((micros[0], False) for _ in range(longest - len(own)))
+
+    def _own(self, flat: Flat, micros: Sequence[Micro]) -> Tensor:
+        """bool [M]: the tokens of these micro-batches that this rank runs."""
+        own = torch.zeros(len(flat.row), dtype=torch.bool)
+        for micro in micros:
+            if micro.owner == ranks.rank():
+                own[micro.packed.tokens] = True
+        return own
+
     @torch.no_grad()
-    def _old(self, flat: _Flat, micro: _Micro) -> None:
-        lp, entropy, _ = self.policy(micro.packed)
-        self._keep_old(flat, micro, lp[micro.packed.token_pair].cpu(), entropy[micro.packed.token_pair].cpu())
+    def fill_old(self, flat: Flat, micros: Sequence[Micro], policy: Policy | None = None) -> None:
+        """lp_old and entropy of these micro-batches' tokens, by ``policy`` (default: the one in training)."""
+        for micro, real in self._mine(micros):
+            lp, entropy, _ = (policy or self.policy)(micro.packed)
+            if real:
+                pair = micro.packed.token_pair
+                self._keep_old(flat, micro, lp[pair], entropy[pair])
+        self._merge(flat, micros, "lp_old", "entropy", "valid")
+
+    def _merge(self, flat: Flat, micros: Sequence[Micro], *names: str) -> None:
+        if ranks.world() > 1:
+            own = self._own(flat, micros)
+            for name in names:
+                ranks.merge(getattr(flat, name), own)
 
     @staticmethod
-    def _keep_old(flat: _Flat, micro: _Micro, lp: Tensor, entropy: Tensor) -> None:
-        where = micro.packed.tokens
+    def _keep_old(flat: Flat, micro: Micro, lp: Tensor, entropy: Tensor) -> None:
+        where, lp = micro.packed.tokens, lp.detach().cpu()
         good = torch.isfinite(lp)
         flat.valid[where] &= good
         flat.lp_old[where] = torch.where(good, lp, flat.lp_mu[where])
-        flat.entropy[where] = torch.nan_to_num(entropy)
+        flat.entropy[where] = torch.nan_to_num(entropy.detach().cpu())
 
-    def _load_reference(self, reference: Path | None) -> Policy:
+    def _accepted(self, flat: Flat) -> Tensor:
+        lp_mu = torch.where(flat.valid, flat.lp_mu, flat.lp_old)
+        keep = losses.continuation_weight(flat.lp_old, lp_mu, flat.seed, flat.row, flat.rows, self.config)[1]
+        assert keep is not None
+        return keep
+
+    def mask(self, flat: Flat, row_keep: Tensor) -> Tensor:
+        """bool [M]: the tokens that carry loss."""
+        return losses.loss_mask(
+            valid=flat.valid, seed=flat.seed, row=flat.row, rows=flat.rows, row_keep=row_keep, entropy=flat.entropy,
+            config=self.config,
+        )  # fmt: skip
+
+    def _load_reference(self, reference: Path | None) -> Policy | None:
+        if self.config.kl_coef == 0:
+            return None
         if reference is None:
             raise UserError("update.kl_coef > 0 needs a reference policy: name one, or set update.kl_coef = 0")
         if self._reference is None or self._reference[0] != reference:
-            self._reference = None
-            policy = load_policy(reference, dtype=DTYPES[self.dtype], trust_remote_code=self.trust_remote_code)
-            self._reference = (reference, policy.requires_grad_(False).to(self.device))
+            self._reference = None  # frees the old one first
+            policy = load_policy(reference, dtype=DTYPES[self.dtype], trust_remote_code=self.trust)
+            self._reference = (reference, policy.requires_grad_(False).to(self.weights.device))
         return self._reference[1]
 
-    def _minibatch(
-        self, flat: _Flat, micros: list[_Micro], mask: Tensor, ref: Policy | None,
-        *, epoch: int, minibatch: int, iteration: int,
-    ) -> dict[str, Any]:  # fmt: skip
-        """One optimizer step."""
-        config = self.config
-        mine = torch.cat([m.packed.tokens for m in micros]) if micros else torch.zeros(0, dtype=torch.int64)
-        here = torch.zeros_like(mask)
-        here[mine] = True
-        scale = L.token_scale(mask & here, flat.row, flat.rows, config, self.max_response_tokens)
-        carrying = [m for m in micros if m.carries and bool(scale[m.packed.tokens].any())]
-        if config.token_filter != "none" or config.ratio == "m2po":
-            self._select(flat, carrying, mask & here & ~flat.seed, first=epoch == 0 and minibatch == 0)
-        value = self.accumulate(flat, carrying, scale, config, ref, record=True)
-        facts = self._apply(bool(carrying))
-        values = flat.values().select(mine)
-        return {
-            "iteration": iteration, "epoch": epoch, "minibatch": minibatch, "step": self.steps,
-            "loss": value, **facts, "rows": sum(m.count for m in micros),
-            "loss_tokens": int((mask & here).sum()), "values": values,
-            **metrics.by_region(values), **metrics.by_bin(values),
-        }  # fmt: skip
+    @torch.no_grad()
+    def _fill_reference(self, flat: Flat, micros: Sequence[Micro], ref: Policy) -> None:
+        for micro in micros:
+            if micro.owner == ranks.rank():
+                lp = ref(micro.packed)[0][micro.packed.token_pair].cpu()
+                flat.reference[micro.packed.tokens] = losses.finite(lp)
 
-    def _select(self, flat: _Flat, micros: list[_Micro], mask: Tensor, *, first: bool) -> None:
-        """Choose the tokens of Clip-Cov, KL-Cov or M2PO over the whole minibatch, by the current policy."""
+    def _minibatch(
+        self, flat: Flat, micros: Sequence[Micro], ref: Policy | None, *, first: bool, probe: bool
+    ) -> dict[str, Any]:
+        """One optimizer step; its facts and metrics. Without any gradient the step is skipped and nothing moves."""
+        here = torch.zeros_like(flat.used)
+        for micro in micros:
+            here[micro.packed.tokens] = True
+        scale = self.scale(flat, here)
+        carrying = [m for m in micros if m.carries and bool(scale[m.packed.tokens].any())]
+        if self.config.token_filter != "none" or self.config.ratio == "m2po":
+            self._filter(flat, carrying, flat.used & here & ~flat.seed, first=first)
+        rate = self._learning_rate()
+        facts: dict[str, Any] = {"probe_cosine": None, "probe_norm_ratio": None}
+        value = norm = 0.0
+        if carrying:
+            if probe:
+                self.accumulate(flat, carrying, scale, losses.unclipped(self.config), ref)
+                free = self.weights.gradient()
+                self.weights.clear()
+            value = self.accumulate(flat, carrying, scale, self.config, ref, record=True)
+            if probe:
+                facts |= _compare(self.weights.gradient(), free)
+            norm = self.weights.step(rate)
+            self.weights.clear()
+        skipped = not carrying or not math.isfinite(norm)
+        if skipped:
+            why = f"the gradient norm is {norm}" if carrying else "no token carries a gradient"
+            log.warning("update: optimizer step skipped, %s", why)
+        regions, bins = metrics.split(flat.values().select(here))
+        return {
+            "step": self.weights.facts["steps"],
+            "skipped": skipped,
+            "rows": sum(m.rows for m in micros),
+            "loss_tokens": int((flat.used & here).sum()),
+            "loss": value,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            **facts,
+            **regions,
+            **bins,
+        }
+
+    def scale(self, flat: Flat, here: Tensor) -> Tensor:
+        """[M] factor of each token's loss in an optimizer step over the tokens ``here``."""
+        return losses.token_scale(flat.used & here, flat.row, flat.rows, self.config, self.max_response_tokens)
+
+    def _learning_rate(self) -> float:
+        warm = self.config.warmup_steps
+        return self.config.learning_rate * (min(1.0, (self.weights.facts["steps"] + 1) / warm) if warm else 1.0)
+
+    def _filter(self, flat: Flat, micros: Sequence[Micro], where: Tensor, *, first: bool) -> None:
+        """Choose the tokens of Clip-Cov, KL-Cov or M2PO over the whole step, by the current policy."""
         config = self.config
         lp = flat.lp_old.clone()
         if not first:
             with torch.no_grad():
-                for micro in micros:
-                    lp[micro.packed.tokens] = self.policy(micro.packed)[0][micro.packed.token_pair].cpu()
-        lp = L.finite(lp)
+                for micro, real in self._mine(micros):
+                    now = self.policy(micro.packed)[0][micro.packed.token_pair].cpu()
+                    if real:
+                        lp[micro.packed.tokens] = losses.finite(now)
+            if ranks.world() > 1:
+                ranks.merge(lp, self._own(flat, micros))
         if config.ratio == "m2po":
-            chosen = L.m2po_filter(lp, L.finite(flat.lp_old), flat.advantage, mask, config.m2po_threshold)
+            chosen = losses.m2po_filter(lp, flat.lp_old, flat.advantage, where, config.m2po_threshold)
         else:
-            chosen = L.covariance_filter(lp, flat.advantage, mask, config.token_filter_share)
-        flat.filtered = torch.where(mask, chosen, flat.filtered)
+            chosen = losses.covariance_filter(lp, flat.advantage, where, config.token_filter_share)
+        flat.filtered = torch.where(where, chosen, flat.filtered)
 
     def accumulate(
-        self, flat: _Flat, micros: Sequence[_Micro], scale: Tensor, config: UpdateConfig, ref: Policy | None = None,
-        *, record: bool = False,
-    ) -> float:  # fmt: skip
-        """Add the gradient of sum(scale * loss) over micro-batches to the masters; returns the loss."""
-        total = 0.0
-        for micro in micros:
+        self,
+        flat: Flat,
+        micros: Sequence[Micro],
+        scale: Tensor,
+        config: UpdateConfig,
+        ref: Policy | None = None,
+        *,
+        record: bool = False,
+    ) -> float:
+        """Add the gradient of sum(scale * loss) over micro-batches to the masters; returns the loss.
+
+        record: keep ratios, weights and clip flags in ``flat``. lp_old is filled in where it is not yet known.
+        """
+        value = torch.zeros(1, dtype=torch.float64)
+        filtering = config.token_filter != "none" or config.ratio == "m2po"
+        for micro, real in self._mine(micros):
             packed, where = micro.packed, micro.packed.tokens
             distribution = None
             if ref is not None and config.kl_reference == "snapshot":
                 with torch.no_grad():
                     distribution = (ref.hidden(packed), ref.head.weight, ref.head.bias)
             pair_lp, pair_entropy, pair_kl = self.policy(packed, distribution)
-            raw = pair_lp[packed.token_pair]
-            if torch.isnan(flat.lp_old[where]).any():
-                entropy = pair_entropy.detach()[packed.token_pair]
-                self._keep_old(flat, micro, raw.detach().cpu(), entropy.cpu())
-            device = raw.device
-            local = micro.local.to(device)
-            part = scale[where].to(device) * torch.isfinite(raw)
-            lp = L.finite(raw)
-            seed, lp_old, lp_mu = (x[where].to(device) for x in (flat.seed, flat.lp_old, flat.lp_mu))
-            weight = L.continuation_weight(lp_old, lp_mu, seed, local, micro.count, config)[0]
-            filtered = None
-            if config.token_filter != "none" or config.ratio == "m2po":
-                filtered = flat.filtered[where].to(device)
-            tokens = L.Tokens(
-                lp, lp_old, lp_mu, flat.advantage[where].to(device), seed, local, micro.count, weight, filtered
-            )
-            terms = L.mixed(tokens, config)
+            raw, entropy = pair_lp[packed.token_pair], pair_entropy[packed.token_pair]
+            if real and bool(torch.isnan(flat.lp_old[where]).any()):
+                self._keep_old(flat, micro, raw, entropy)
+            device, local = raw.device, micro.local.to(raw.device)
+            lp = losses.finite(raw)
+
+            def at(x: Tensor, where: Tensor = where, device: torch.device = device) -> Tensor:
+                return x[where].to(device)
+
+            lp_old, lp_mu, seed = at(flat.lp_old), at(flat.lp_mu), at(flat.seed)
+            # a log-prob that was not recorded is masked; here it only must not spoil its row's weight
+            lp_mu = torch.where(at(flat.valid), lp_mu, lp_old)
+            tokens = losses.Tokens(
+                lp, lp_old, lp_mu, at(flat.advantage), seed, local, micro.rows,
+                row_weight=losses.continuation_weight(lp_old, lp_mu, seed, local, micro.rows, config)[0],
+                filtered=at(flat.filtered) if filtering else None,
+            )  # fmt: skip
+            terms = losses.mixed(tokens, config)
             per_token = terms.loss
-            if ref is not None and config.kl_coef > 0:
-                if distribution is not None:
-                    kl = pair_kl[packed.token_pair]
-                else:
-                    assert flat.reference is not None
-                    kl = L.k3(flat.reference[where].to(device), lp)
+            if ref is not None:
+                kl = pair_kl[packed.token_pair] if distribution is not None else losses.k3(at(flat.reference), lp)
                 per_token = per_token + config.kl_coef * kl
             if config.entropy_coef:
-                per_token = per_token - config.entropy_coef * pair_entropy[packed.token_pair]
+                per_token = per_token - config.entropy_coef * entropy
+            part = at(scale) * torch.isfinite(raw) * (1.0 if real else 0.0)
             loss = (part * per_token).sum()
-            loss.backward()
-            total += float(loss.detach())
-            if record:
+            # FSDP2 averages gradients over ranks, the loss is a sum
+            (loss * ranks.world()).backward()
+            value += loss.detach().double().cpu()
+            if record and real:
                 flat.lp[where] = lp.detach().cpu()
-                flat.ratio[where], flat.weight[where] = terms.ratio.detach().cpu(), terms.weight.detach().cpu()
+                flat.ratio[where], flat.weight[where] = terms.ratio.cpu(), terms.weight.detach().cpu()
                 flat.kept[where] = terms.kept.cpu()
-        return total
+        self._merge(flat, micros, "lp_old", "entropy", "valid", *(("lp", "ratio", "weight", "kept") if record else ()))
+        return float(ranks.total(value))
 
-    def _apply(self, any_gradient: bool) -> dict[str, Any]:
-        """Clip, step, refresh the compute copy; a step without any gradient is skipped and leaves everything as it is."""
-        facts: dict[str, Any] = {"grad_norm": 0.0, "learning_rate": self._learning_rate(), "skipped": True}
-        if any_gradient:
-            norm = torch.nn.utils.clip_grad_norm_(self.masters.values(), self.config.grad_clip)
-            facts["grad_norm"] = float(norm)
-            if math.isfinite(facts["grad_norm"]):
-                for group in self.optimizer.param_groups:
-                    group["lr"] = facts["learning_rate"]
-                self.optimizer.step()
-                self.steps += 1
-                facts["skipped"] = False
-                self._refresh()
-            else:
-                log.warning("update: gradient norm is %s; the optimizer step is skipped", facts["grad_norm"])
-        else:
-            log.warning("update: no token carries a gradient; the optimizer step is skipped")
-        self.optimizer.zero_grad(set_to_none=True)
-        return facts
-
-    def _learning_rate(self) -> float:
-        warm = self.config.warmup_steps
-        return self.config.learning_rate * (min(1.0, (self.steps + 1) / warm) if warm else 1.0)
-
-    @torch.no_grad()
-    def _refresh(self) -> None:
-        pairs = [(p, self.masters[n]) for n, p in self.parameters.items() if p is not self.masters[n]]
-        if pairs:
-            torch._foreach_copy_([p.data for p, _ in pairs], [m.data for _, m in pairs])
-
-    # ---------------------------------------------------------------- results
-
-    def _result(
-        self, rows: Rows, flat: _Flat, adv: Advantages, row_keep: Tensor, steps: list[dict[str, Any]], iteration: int,
-        seconds: float,
-    ) -> StepResult:  # fmt: skip
-        values = flat.values()
-        last = {s["minibatch"]: s for s in steps}  # the last epoch's view of every token
-        for s in steps:
-            s.pop("values")
-        summary = _summary(rows, values, adv, row_keep, steps, list(last.values()), flat)
-        summary |= {"tokens": float(len(flat.row)), "tokens_per_second": len(flat.row) / max(seconds, 1e-9)}
-        summary |= {"optimizer_steps": float(self.steps), "train_tokens": float(self.tokens)}
-        return StepResult(
-            rows=_rows_table(rows, values, adv, row_keep),
-            steps=pa.Table.from_pylist(steps, schema=schema.UPDATE_STEPS),
-            tokens=_tokens_table(rows, values) if self.config.save_tokens else None,
-            summary=summary,
-        )
-
-    # ---------------------------------------------------------------- files
-
-    def save(self, policy: Path, state: Path) -> None:
-        """Write a model directory with its probe, and the trainer state; equal trainers write equal bytes.
-
-        Tensors keep the names, files and precision of the policy that training started from.
-        """
-        policy.mkdir(parents=True, exist_ok=True)
-        state.mkdir(parents=True, exist_ok=True)
-        for name, data in self.copied.items():
-            (policy / name).write_bytes(data)
-        weights = {n: t.detach() for n, t in self.policy.model.state_dict().items()}
-        weights |= {n: m.detach() for n, m in self.masters.items()}
-        tied = self.policy.head.weight
-        by_identity = {id(p): self.masters[n] for n, p in self.parameters.items()}
-        exact = True
-        for file, types in self.layout.items():
-            tensors: dict[str, Tensor] = {}
-            for name, kind in types.items():
-                source = weights.get(name)
-                if source is None and id(tied) in by_identity:
-                    source = by_identity[id(tied)].detach()
-                if name.endswith("lm_head.weight") and id(tied) in by_identity:
-                    source = by_identity[id(tied)].detach()
-                assert source is not None, f"the model has no tensor {name} of its own file"
-                tensors[name] = source.to("cpu", kind).contiguous()
-                exact &= kind == torch.float32 or kind == DTYPES[self.dtype]
-            save_file(tensors, policy / file, metadata={"format": "pt"})
-        if any(kind != torch.float32 for types in self.layout.values() for kind in types.values()):
-            save_file({n: m.detach().cpu().contiguous() for n, m in self.masters.items()}, state / "master.safetensors")
-        moments = {
-            f"{kind}.{n}": self.optimizer.state[m][kind].cpu().contiguous()
-            for kind in ("exp_avg", "exp_avg_sq")
-            for n, m in self.masters.items()
-            if m in self.optimizer.state
-        }
-        if moments:
-            save_file(moments, state / "optimizer.safetensors")
-        facts = {"steps": self.steps, "tokens": self.tokens}
-        (state / "trainer.json").write_text(json.dumps(facts, sort_keys=True))
-        if exact:
-            _write_probe(self.policy.model, policy, self.dtype)
-        else:
-            write_probe_for(policy, self.dtype, trust_remote_code=self.trust_remote_code)
+    def _warn(self, summary: dict[str, float]) -> None:
+        """Say loudly what makes an iteration worthless."""
+        for key, what in (
+            ("truncated_share", "of trajectories hit the length budget (rollout.max_response_tokens)"),
+            ("zero_variance_share", "of groups have equal rewards and teach nothing"),
+        ):
+            if summary[key] > 0.5:
+                log.warning("update: %.0f %% %s", 100 * summary[key], what)
+        if summary["invalid_tokens"]:
+            log.warning("update: %d tokens without a finite log-prob are masked", summary["invalid_tokens"])
 
 
-def write_probe_for(policy: Path, dtype: str, *, trust_remote_code: bool = False) -> None:
-    """Write probe.json of a model directory: its log-probs of the probe sequences when loaded afresh in ``dtype``."""
-    model = load_model(policy, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, packed=False)
-    _write_probe(model, policy, dtype)
-
-
-def _write_probe(model: Any, policy: Path, dtype: str) -> None:
-    ids = probe_sequences(int(model.config.vocab_size))
-    write_probe(policy, [plain_logprobs(model, s).tolist() for s in ids], ids, dtype)
-
-
-def _adds_to(master: torch.nn.Parameter) -> Any:
-    """A hook that adds a parameter's fresh gradient to its master's in fp32."""
-
-    def hook(p: Tensor) -> None:
-        assert p.grad is not None
-        if master.grad is None:
-            master.grad = p.grad.float()
-        else:
-            master.grad.add_(p.grad)
-        p.grad = None
-
-    return hook
-
-
-def _tensor_types(file: Path) -> dict[str, torch.dtype]:
-    """{tensor name: dtype} of a safetensors file, from its header."""
-    with safe_open(file, framework="pt") as handle:
-        return {k: handle.get_tensor(k).dtype for k in sorted(handle.keys())}  # noqa: SIM118
-
-
-def _summary(
-    rows: Rows, values: metrics.TokenValues, adv: Advantages, row_keep: Tensor, steps: list[dict[str, Any]],
-    last: list[dict[str, Any]], flat: _Flat,
-) -> dict[str, float]:  # fmt: skip
-    """The iteration's headline metrics; NaN where there is nothing to average."""
-    reward = np.array(rows.reward, dtype=np.float64)
-    seeded = np.array(rows.off_stop) > np.array(rows.off_start)
-    lengths = np.array([len(r) for r in rows.response_ids], dtype=np.float64)
-
-    def mean(x: np.ndarray) -> float:
-        return float(x.mean()) if len(x) else math.nan
-
-    unseeded_tokens = values.select(torch.from_numpy(~seeded)[values.row] if len(rows) else values.seed)
-    done = [s for s in steps if not s["skipped"]]
+def _compare(kept: Tensor, free: Tensor) -> dict[str, float]:
+    """Cosine and norm ratio of the gradient with and without clipping."""
+    a, b = kept.double(), free.double()
+    norms = float(a.norm()), float(b.norm())
     return {
-        "reward": mean(reward),
-        "reward_seeded": mean(reward[seeded]),
-        "reward_unseeded": mean(reward[~seeded]),
-        "advantage_seeded": mean(adv.advantage[seeded]),
-        "rows": float(len(rows)),
-        "seeded_share": mean(seeded.astype(float)),
-        "entropy": float(unseeded_tokens.entropy.double().mean()) if len(unseeded_tokens.lp) else math.nan,
-        **metrics.by_region(values),
-        **metrics.mismatch(values),
-        "effective_entropy": metrics.clipping(values)["effective_entropy"],
-        "retained_entropy": metrics.clipping(values)["retained_entropy"],
-        "zero_variance_share": adv.degenerate_groups / max(adv.groups, 1),
-        "singleton_groups": float(adv.singletons),
-        "truncated_share": mean(np.array([f == "length" for f in rows.finish_reason], dtype=float)),
-        "dropped_rows": float((~row_keep).sum()),
-        "invalid_tokens": float((~flat.valid).sum()),
-        "response_length": mean(lengths),
-        "seed_length": mean((np.array(rows.off_stop) - np.array(rows.off_start))[seeded].astype(float)),
-        "loss": metrics.mean([s["loss"] for s in steps]),
-        "grad_norm": metrics.mean([s["grad_norm"] for s in done]),
-        "grad_norm_max": max((s["grad_norm"] for s in steps), default=0.0),
-        "learning_rate": steps[-1]["learning_rate"] if steps else 0.0,
-        "skipped_steps": float(sum(s["skipped"] for s in steps)),
+        "probe_cosine": float(a @ b) / (norms[0] * norms[1]) if min(norms) > 0 else math.nan,
+        "probe_norm_ratio": norms[0] / norms[1] if norms[1] > 0 else math.nan,
     }
-
-
-def _rows_table(rows: Rows, values: metrics.TokenValues, adv: Advantages, row_keep: Tensor) -> pa.Table:
-    n = len(rows)
-
-    def per_row(x: Tensor, where: Tensor) -> list[float | None]:
-        count = torch.zeros(n, dtype=torch.float64).index_add(0, values.row, where.double())
-        total = torch.zeros(n, dtype=torch.float64).index_add(0, values.row, torch.where(where, x.double(), 0.0))
-        return [t / c if c else None for t, c in zip(total.tolist(), count.tolist(), strict=True)]
-
-    live = values.used & (values.advantage != 0)
-    columns: dict[str, Any] = {
-        "row_id": rows.row_id,
-        "problem_id": rows.problem_id,
-        "group_id": rows.group_id,
-        "reward": rows.reward,
-        "advantage": adv.advantage.tolist(),
-        "used": row_keep.tolist(),
-        "snapshot_age": [
-            None if s is None else p - s for s, p in zip(rows.snapshot_step, rows.policy_step, strict=True)
-        ],
-        "seed_tokens": [b - a for a, b in zip(rows.off_start, rows.off_stop, strict=True)],
-        "continuation_tokens": [
-            len(r) - b + a for r, a, b in zip(rows.response_ids, rows.off_start, rows.off_stop, strict=True)
-        ],
-    }
-    for name in ("seed", "continuation"):
-        mine = values.seed if name == "seed" else ~values.seed
-        columns[f"ratio_{name}"] = per_row(values.ratio, mine & live)
-        columns[f"clip_fraction_{name}"] = per_row((~values.kept).double(), mine & live)
-        columns[f"entropy_{name}"] = per_row(values.entropy, mine)
-        columns[f"log_ratio_behaviour_{name}"] = per_row(values.lp_old - values.lp_mu, mine)
-    return pa.table(columns, schema=schema.UPDATE_ROWS)
-
-
-def _tokens_table(rows: Rows, values: metrics.TokenValues) -> pa.Table:
-    names = pa.array(rows.row_id, pa.string())
-    return pa.table(
-        {
-            "row_id": names.take(pa.array(values.row.numpy())),
-            "position": values.position.numpy().astype(np.int32),
-            "region": pa.array(["continuation", "seed"]).take(pa.array(values.seed.numpy().astype(np.int32))),
-            "logprob": values.lp.numpy(),
-            "logprob_old": values.lp_old.numpy(),
-            "logprob_behaviour": values.lp_mu.numpy(),
-            "entropy": values.entropy.numpy(),
-            "advantage": values.advantage.numpy(),
-            "ratio": values.ratio.numpy(),
-            "weight": values.weight.numpy(),
-            "used": values.used.numpy(),
-            "clipped": (~values.kept & values.used & (values.advantage != 0)).numpy(),
-        },
-        schema=schema.UPDATE_TOKENS,
-    )
