@@ -1,0 +1,196 @@
+"""From one (gold, text) pair to a verdict: the fast part for the caller's process, the rest for a worker."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from tseeds.grading import countdown, fast
+from tseeds.grading.extract import extract
+from tseeds.grading.options import GradingOptions
+from tseeds.grading.verdict import Verdict
+
+MAX_ANSWER = 10_000
+
+
+class Outcome(NamedTuple):
+    """A grade without its time."""
+
+    verdict: Verdict
+    extracted: str | None = None
+    canonical: str | None = None
+    reward: float = 0.0
+    detail: str | None = None
+
+
+def decided(same: bool, extracted: str, canonical: str | None) -> Outcome:
+    return Outcome(Verdict.correct if same else Verdict.wrong, extracted, canonical, float(same))
+
+
+def kind(task: str) -> str:
+    return "python" if task.startswith("python:") else task
+
+
+def gold_answer(gold: str, task: str) -> str:
+    """The answer inside a gold that is typed as a response (a box, a `####` line) or as the answer alone."""
+    return extract(gold, task=task, form="answer", think_end="", join=True) or ""
+
+
+@lru_cache(maxsize=16_384)
+def gold_problem(gold: str, task: str) -> str | None:
+    """Why a gold cannot be graded against, without sympy: None does not promise that its mathematics is read."""
+    if not isinstance(gold, str):
+        return f"the gold is no text but {type(gold).__name__}"
+    if kind(task) == "countdown":
+        try:
+            countdown.read_gold(gold)
+        except ValueError as error:
+            return str(error)
+        return None
+    if kind(task) == "python":
+        return None
+    answer = gold_answer(gold, task)
+    if fast.literal(fast.strip(answer)) is not None:
+        return None
+    if len(answer) > MAX_ANSWER:
+        return f"the gold has {len(answer)} characters"
+    from tseeds.grading.compare import gold_problem as problem
+
+    return problem(answer)
+
+
+def before_worker(gold: str, text: str, form: str, options: GradingOptions) -> Outcome | str:
+    """The verdict if it needs no worker, else the answer that a worker is to compare (for python: the text)."""
+    task = kind(options.task)
+    if task == "python":
+        return text
+    if task == "countdown":
+        return _countdown(gold, text, form, options)
+    extracted = extract(text, task=task, form=form, think_end=options.think_end, join=options.join_boxes)
+    if extracted is not None and not extracted.strip():
+        extracted = None
+    answer = gold if "box" not in gold and "##" not in gold else gold_answer(gold, task)
+    if extracted is not None:
+        tolerance = Fraction(options.decimal_tolerance).limit_denominator(10**15)
+        found = fast.quick(answer, extracted, tolerance=tolerance)
+        if found is not None and (options.unevaluated or found[0]):
+            return decided(found[0], extracted, found[1])
+    problem = gold_problem(gold, options.task)
+    if problem is not None:
+        return Outcome(Verdict.unparsable_gold, extracted, detail=problem)
+    if extracted is None:
+        return Outcome(Verdict.no_answer)
+    return extracted
+
+
+def _countdown(gold: str, text: str, form: str, options: GradingOptions) -> Outcome:
+    problem = gold_problem(gold, options.task)
+    if problem is not None:
+        return Outcome(Verdict.unparsable_gold, detail=problem)
+    answer = countdown.answer_of(text, form=form, think_end=options.think_end)
+    if answer is None:
+        return Outcome(Verdict.no_answer)
+    answer = " ".join(answer.split())
+    try:
+        solved, canonical = countdown.evaluate(countdown.read_gold(gold), answer)
+    except countdown.Malformed:
+        solved, canonical = False, None
+    return decided(solved, answer[:MAX_ANSWER], canonical)
+
+
+def in_worker(gold: str, answer: str, form: str, options: GradingOptions, before_import: Callable[[], Any]) -> Outcome:
+    """The verdict of a pair that left the fast path. `before_import` is called before sympy is loaded."""
+    task = kind(options.task)
+    if task == "python":
+        return _verified(gold, answer, options.task)
+    from tseeds.grading.compare import Undecided, canonical, same_answer
+    from tseeds.grading.normalise import normalise
+
+    gold = gold_answer(gold, task)
+    if len(answer) > MAX_ANSWER:
+        same = "".join(gold.split()) == "".join(answer.split())
+        return decided(same, answer, None)
+    left, right = normalise(gold), normalise(answer)
+    if not right:
+        return Outcome(Verdict.no_answer, answer)
+    try:
+        return decided(same_answer(left, right, options), answer, canonical(right))
+    except Undecided:
+        pass
+    if len(right) > 2_000 or len(left) > 2_000 or _hopeless(right):
+        return decided(False, answer, canonical(right))
+    before_import()
+    from tseeds.grading import fallback
+    from tseeds.grading.parse import ParseError
+
+    try:
+        return decided(fallback.same(left, right), answer, canonical(right))
+    except ParseError:
+        return decided(False, answer, canonical(right))
+
+
+def _hopeless(text: str) -> bool:
+    """Nothing for a LaTeX grammar: nested past reading, or no mathematics in it at all."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest > 60 or not re.search(r"[\dA-Za-z]", text)
+
+
+def check_gold_in_worker(gold: str, task: str, before_import: Callable[[], Any]) -> str | None:
+    """Why a gold cannot be parsed, with sympy's help where the own parser does not read it."""
+    from tseeds.grading.compare import read, words
+    from tseeds.grading.normalise import normalise
+
+    text = normalise(gold_answer(gold, task))
+    if words(text) is not None or read(text) is not None or "\\text" in text or "\\mbox" in text:
+        return None
+    if not _hopeless(text):
+        before_import()
+        from tseeds.grading import fallback
+
+        if fallback.readable(text):
+            return None
+    return f"the gold {gold[:60]!r} cannot be read as mathematics"
+
+
+@lru_cache(maxsize=8)
+def verifier(task: str) -> Callable[[str, str], Any]:
+    """The function that `python:path/to/file.py:function` names.
+
+    Raises:
+        ImportError, AttributeError, OSError: it is not there.
+    """
+    path, _, name = task.removeprefix("python:").rpartition(":")
+    spec = importlib.util.spec_from_file_location("tseeds_user_verifier", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name)
+    if not callable(function):
+        raise AttributeError(f"{name} in {path} is no function")
+    return function  # type: ignore[no-any-return]
+
+
+def _verified(gold: str, text: str, task: str) -> Outcome:
+    try:
+        result = verifier(task)(gold, text)
+        extracted: Any = None
+        if isinstance(result, tuple):
+            result, extracted = result
+        reward = float(result)
+        if reward != reward or reward in (float("inf"), float("-inf")):
+            raise ValueError(f"the verifier returned {reward}")
+    except MemoryError:
+        raise
+    except Exception as error:
+        return Outcome(Verdict.error, detail=f"{type(error).__name__}: {error}"[:500])
+    verdict = Verdict.correct if reward >= 1.0 else Verdict.wrong
+    shown = None if extracted is None else str(extracted)
+    return Outcome(verdict, shown, shown, reward)
