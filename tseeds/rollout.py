@@ -78,6 +78,7 @@ class _Row:
     logprobs: list[float]
     off: tuple[int, int]
     finish_reason: str | None = None
+    sampled: int = 0
 
 
 def _plan(config: Pipeline, inputs: Inputs, problems: pa.Table, seeds: pa.Table | None) -> list[_Row]:
@@ -167,12 +168,12 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             rows=len(rows),
             part_rows=config.engine.part_rows,
             build=build,
+            tally=lambda start, stop: {"sampled_tokens": sum(r.sampled for r in rows[start:stop])},
             stop_requested=lambda: context.stop_requested,
         ) as parts,
     ):
         todo = parts.todo
         context.progress.begin(STAGE, len(rows), len(rows) - len(todo))
-        writer.facts["sampled_tokens"] = 0
         whole = [r for r in todo if rows[r].finish_reason is not None]
         live = [r for r in todo if rows[r].finish_reason is None]
         suffix = [r for r in live if rows[r].position == "suffix"]
@@ -197,7 +198,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 _extend(row, done)
                 if purpose == "suffix":
                     row.off = (row.off[0], len(row.ids))
-                writer.facts["sampled_tokens"] += len(done.ids)
+                row.sampled += len(done.ids)
                 context.progress.advance(1, len(done.ids))
                 if numbers[k] not in handed or purpose == "suffix":
                     parts.finish(numbers[k])

@@ -28,7 +28,24 @@ from tseeds.schedule import draw_snapshots, groups, rng_seed, seeded_samples, un
 
 STAGE = "seed"
 VERSION = 1
-_VALUES = ["share", "schedule", "schedule_end", "position", "sampler", "snapshots_per_iteration", "tau", "lag", "cut", "lo", "hi", "source", "success", "candidates", "continuations", "temperature"]
+_VALUES = [
+    "share",
+    "schedule",
+    "schedule_end",
+    "position",
+    "sampler",
+    "snapshots_per_iteration",
+    "tau",
+    "lag",
+    "cut",
+    "lo",
+    "hi",
+    "source",
+    "success",
+    "candidates",
+    "continuations",
+    "temperature",
+]
 
 
 @dataclass(frozen=True)
@@ -134,6 +151,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     policy = next(iter(inputs.snapshots.values()))
     cutter = _Cutter(config, context.tokenizer(policy), eos_ids(policy, context.tokenizer(policy)))
     history = _History(inputs.history if needs_history(config) else ())
+    sampled: dict[int, int] = {}
 
     def build(start: int, stop: int) -> pa.Table:
         rows = _choose(config, context, problems, plans[start:stop], cutter)
@@ -148,12 +166,12 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             rows=len(plans),
             part_rows=config.engine.part_rows,
             build=build,
+            tally=lambda start, stop: {"sampled_tokens": sum(sampled.get(k, 0) for k in range(start, stop))},
             stop_requested=lambda: context.stop_requested,
         ) as parts,
     ):
         todo = parts.todo
         context.progress.begin(STAGE, len(plans), len(plans) - len(todo))
-        writer.facts["sampled_tokens"] = 0
         if config.seed.position == "suffix":
             for k in todo:
                 plans[k].snapshot = recorded_digest(inputs.snapshots[plans[k].snapshot_step])
@@ -181,7 +199,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 for r, done in context.engine().sample(requests):
                     k = owner[r]
                     chains[k][r % config.seed.candidates] = done
-                    writer.facts["sampled_tokens"] += len(done.ids)
+                    sampled[k] = sampled.get(k, 0) + len(done.ids)
                     if len(chains[k]) == config.seed.candidates:
                         plans[k].chains = [chains[k][c] for c in range(config.seed.candidates)]
                         context.progress.advance(1, sum(len(c.ids) for c in plans[k].chains))

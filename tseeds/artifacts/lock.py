@@ -15,9 +15,13 @@ from typing import Any
 
 import psutil
 
+from tseeds.artifacts.disk import refusals
 from tseeds.errors import Locked
 
 log = logging.getLogger(__name__)
+
+_LENGTH = 512
+"""Bytes of a lock file: one write over the former owner, so that a reader never sees half of one."""
 
 
 def _me() -> dict[str, Any]:
@@ -32,16 +36,13 @@ def _me() -> dict[str, Any]:
 def owner(path: Path) -> dict[str, Any] | None:
     """Who holds the lock now (pid, started, host, since), or None where nobody alive does. Never blocks."""
     try:
-        text = Path(path).read_text()
-    except FileNotFoundError:
-        return None
-    try:
-        who = json.loads(text)
+        who = json.loads(Path(path).read_text())
         if who["host"] != socket.gethostname():
-            return who  # another machine's process cannot be checked from here
-        alive = abs(psutil.Process(who["pid"]).create_time() - who["started"]) < 0.02
+            return {"pid": None, "since": None, **who, "host": str(who["host"])}  # not to be checked from here
+        process = psutil.Process(who["pid"])
+        alive = abs(process.create_time() - who["started"]) < 0.02 and process.status() != psutil.STATUS_ZOMBIE
         return who if alive else None
-    except (ValueError, KeyError, TypeError, psutil.NoSuchProcess):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError, RecursionError, psutil.NoSuchProcess):
         return None
 
 
@@ -49,36 +50,59 @@ def owner(path: Path) -> dict[str, Any] | None:
 def locked(path: Path, what: str) -> Iterator[None]:
     """Hold the lock at ``path`` during the block.
 
-    The file is read and written under a short flock, so that two starters cannot both reap a dead owner; ownership itself
-    is pid + start time + host, which no child process inherits.
+    The file is read, written and removed under a short flock, so that two starters cannot both reap a dead owner; ownership
+    itself is pid + start time + host, which no child process inherits.
 
     Raises:
         Locked: a live process of this host, or any process of another host, holds it.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with open(path, "a+") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if not path.exists() or os.fstat(handle.fileno()).st_ino != path.stat().st_ino:
-                continue  # removed by its owner between open and flock
-            who = owner(path)
-            if who is not None:
-                there = who["host"] != socket.gethostname()
-                mend = f"if {who['host']} no longer runs it, delete {path}" if there else "wait for it or stop it"
-                raise Locked(
-                    f"{what} is being written by process {who['pid']} on {who['host']} since {who['since']}; {mend}"
-                )
-            handle.seek(0)
-            left = handle.read()
-            if left:
-                log.info("%s: reaped the lock of a dead process", path)
-            handle.seek(0)
-            handle.truncate()
-            handle.write(json.dumps(_me()))
-            handle.flush()
-            break
+    with refusals(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not _taken(path, what):
+            pass  # removed by its owner between open and flock
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        _release(path)
+
+
+def _taken(path: Path, what: str) -> bool:
+    """Take the lock; False where its file is no longer the one that was opened."""
+    with open(path, "a+b") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not _same(handle.fileno(), path):
+            return False
+        who = owner(path)
+        if who is not None:
+            there = who["host"] != socket.gethostname()
+            mend = f"if {who['host']} no longer runs it, delete {path}" if there else "wait for it or stop it"
+            raise Locked(
+                f"{what} is being written by process {who['pid']} on {who['host']} since {who['since']}; {mend}"
+            )
+        if os.fstat(handle.fileno()).st_size:
+            log.info("%s: reaped the lock of a dead process", path)
+        # not through the handle: append mode would write behind the former owner
+        with open(path, "r+b", buffering=0) as writer:
+            writer.write(json.dumps(_me()).encode().ljust(_LENGTH))
+    return True
+
+
+def _release(path: Path) -> None:
+    """Remove the lock, under flock: a starter that has just opened it must see that it went."""
+    try:
+        with open(path, "rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if _same(handle.fileno(), path):
+                path.unlink()
+    except OSError as error:
+        log.warning("%s: not removed (%s); it is reaped when this process has ended", path, error.strerror)
+
+
+def _same(handle: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(handle)
+    return (mine.st_ino, mine.st_dev) == (there.st_ino, there.st_dev)

@@ -19,7 +19,7 @@ class Parts:
     """Commits part k as soon as rows [k * part_rows, (k + 1) * part_rows) have all finished.
 
     ``build(start, stop)`` makes the table of those rows; it runs in one background thread, so that detokenising, grading
-    and writing overlap with sampling. Part borders depend on row numbers alone: a resumed stage makes equal files.
+    and writing overlap with sampling. ``tally(start, stop)`` counts what the rows cost (Writer.part's facts). Part borders depend on row numbers alone: a resumed stage makes equal files.
     Use as a context manager; leaving it waits for the last part.
     """
 
@@ -30,12 +30,14 @@ class Parts:
         rows: int,
         part_rows: int,
         build: Callable[[int, int], pa.Table],
+        tally: Callable[[int, int], dict[str, float]] = lambda start, stop: {},
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._writer = writer
         self._rows = rows
         self._size = part_rows
         self._build = build
+        self._tally = tally
         self._stop_requested = stop_requested
         self._stop_since: float | None = None
         self._done_at_stop = 0
@@ -75,7 +77,8 @@ class Parts:
 
     def _write(self, part: int) -> None:
         start = part * self._size
-        self._writer.part(part, self._build(start, min(start + self._size, self._rows)))
+        stop = min(start + self._size, self._rows)
+        self._writer.part(part, self._build(start, stop), self._tally(start, stop))
 
     def __enter__(self) -> Parts:
         return self

@@ -8,7 +8,6 @@ The directory has one name instead of a random one because every writer holds a 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -24,15 +23,29 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tseeds.artifacts.lock import locked
+from tseeds.artifacts.disk import (
+    check_space,
+    inside,
+    is_refusal,
+    make_directories,
+    read_object,
+    refusals,
+    refuse,
+    sync_directory,
+    sync_file,
+)
+from tseeds.artifacts.lock import locked, owner
 from tseeds.artifacts.policy import file_digest
 from tseeds.artifacts.schema import MEASUREMENTS
-from tseeds.errors import StageFailed, UserError
+from tseeds.errors import Locked, UserError
+
+__all__ = ["FAULT_POINTS", "Identity", "Manifest", "Writer", "check_space", "writing"]
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +53,18 @@ FORMAT = 1
 """Version of the manifest's own layout; a newer one is refused."""
 MANIFEST = "manifest.json"
 PRUNED = "pruned.json"
-FAULT_POINTS = ("begin", "mid-part", "before-fsync", "after-part", "before-manifest", "before-rename", "after-rename")
+PARTS = "parts.jsonl"
+KEY = "key.json"
+FAULT_POINTS = (
+    "begin",  # locked, nothing written yet
+    "mid-part",  # a Parquet file is half written under its temporary name
+    "before-fsync",  # a Parquet file is written, neither synced nor named
+    "after-part",  # a part is committed
+    "mid-file",  # another file (weights, optimizer state) is half written
+    "before-manifest",  # all files are synced
+    "before-rename",  # the manifest is written
+    "after-rename",  # committed
+)
 """Where ``TSEEDS_FAULT=stage:point:n`` kills the process at its n-th passage (tests of crash safety)."""
 
 
@@ -56,7 +80,7 @@ class Identity:
     @property
     def key(self) -> str:
         """sha256 of all of it; paths, worker counts and log levels are no part of it."""
-        return hashlib.sha256(_canonical(asdict(self)).encode()).hexdigest()
+        return hashlib.sha256(_canonical(asdict(self)).encode(errors="surrogatepass")).hexdigest()
 
     def differences(self, other: Identity) -> list[str]:
         """Readable differences from ``other`` (older) to self (newer), values first."""
@@ -139,32 +163,66 @@ def read_manifest(path: Path) -> Manifest | None:
 def _parse_manifest(file: Path, _inode: int, _mtime_ns: int) -> Manifest | None:
     """read_manifest of one state of the file: manifests never change, so each is parsed once per process."""
     path = file.parent
+    mend = f"restore it from a backup, or delete {path} and run again to remake it"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_object(file, mend)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, UnicodeDecodeError):
-        raise UserError(f"{file}: damaged manifest; delete {Path(path)} and run again to remake it") from None
-    if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+    if not isinstance(data.get("format"), int):
         raise UserError(f"{file}: not a tseeds manifest")
     if data["format"] > FORMAT:
         raise UserError(
             f"{file}: written by a newer tseeds (format {data['format']}, this one reads {FORMAT}); upgrade"
         )
+    if "seal" in data and data["seal"] != _seal(data):
+        raise UserError(f"{file}: damaged manifest, it differs from its own digest; {mend}")
     try:
-        return Manifest(
+        for name, kind in _FIELDS.items():
+            if not isinstance(data[name], kind) or isinstance(data[name], bool):
+                raise TypeError(f"{name} is {type(data[name]).__name__}")
+        manifest = Manifest(
             identity=Identity(data["stage"], data["version"], data["config"], data["inputs"]),
-            files=tuple(FileEntry(**f) for f in data["files"]),
-            rows=data["rows"],
-            facts=data["facts"],
-            versions=data["versions"],
-            wall_s=data["wall_s"],
-            peak_mb=data["peak_mb"],
-            created=data["created"],
-            path=Path(path),
+            files=tuple(_entry(f) for f in data["files"]),
+            path=path,
+            **{name: data[name] for name in ("rows", "facts", "versions", "wall_s", "peak_mb", "created")},
         )
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{file}: damaged manifest ({error}); delete {Path(path)} and run again to remake it") from None
+        if data["key"] != manifest.identity.key:
+            raise ValueError("its key does not belong to its values")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file}: damaged manifest ({error}); {mend}") from None
+    return manifest
+
+
+_FIELDS: dict[str, Any] = {
+    "stage": str,
+    "version": int,
+    "config": dict,
+    "inputs": dict,
+    "files": list,
+    "rows": int,
+    "facts": dict,
+    "versions": dict,
+    "wall_s": (int, float),
+    "peak_mb": (int, float),
+    "created": str,
+}
+
+
+def _entry(data: Any) -> FileEntry:
+    """A recorded file; its name must stay inside its artifact."""
+    entry = FileEntry(**data)
+    if not inside(entry.path) or not isinstance(entry.sha256, str) or not isinstance(entry.bytes, int):
+        raise TypeError(f"file entry {str(entry.path)[:60]!r}")
+    if not isinstance(entry.rows, int | None) or not isinstance(entry.content, str | None):
+        raise TypeError(f"file entry {entry.path[:60]!r}")
+    return entry
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    """sha256 of a manifest without its seal: one flipped bit anywhere in it shows."""
+    return hashlib.sha256(
+        _canonical({k: v for k, v in record.items() if k != "seal"}).encode(errors="surrogatepass")
+    ).hexdigest()
 
 
 def require(path: Path, what: str) -> Manifest:
@@ -182,39 +240,54 @@ def require(path: Path, what: str) -> Manifest:
 
 def pruned(path: Path) -> list[str]:
     """Names of files and directories that retention removed from a committed artifact."""
+    file = Path(path) / PRUNED
+    mend = "delete it; tseeds verify then names what is gone"
     try:
-        return json.loads((Path(path) / PRUNED).read_text())["removed"]
-    except FileNotFoundError:
+        removed = read_object(file, mend).get("removed")
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    if not isinstance(removed, list) or not all(map(inside, removed)):
+        raise UserError(f"{file}: damaged, names no files of this artifact; {mend}")
+    return removed
+
+
+def _is_pruned(name: str, gone: list[str]) -> bool:
+    return any(name == removed or name.startswith(f"{removed}/") for removed in gone)
 
 
 def damages(manifest: Manifest) -> Iterator[str]:
-    """One line for every file of an artifact that is missing, of another size or of another digest."""
+    """One line for every file of an artifact that is missing, of another size or digest, or that does not belong to it."""
     gone = pruned(manifest.path)
     for entry in manifest.files:
         file = manifest.path / entry.path
-        if any(entry.path == name or entry.path.startswith(f"{name}/") for name in gone):
-            continue
         if not file.is_file():
-            yield f"{file}: missing"
+            if not _is_pruned(entry.path, gone):
+                yield f"{file}: missing"
         elif file.stat().st_size != entry.bytes:
             yield f"{file}: {file.stat().st_size} bytes, {entry.bytes} recorded (truncated or replaced)"
         elif file_digest(file) != entry.sha256:
             yield f"{file}: content differs from its recorded digest (bit rot, edited, or from another run)"
+    known = {entry.path for entry in manifest.files} | {MANIFEST, PRUNED, KEY, PARTS}
+    for file in sorted(manifest.path.rglob("*")):
+        name = file.relative_to(manifest.path)
+        if file.is_file() and name.as_posix() not in known and not any(part.startswith(".") for part in name.parts):
+            yield f"{file}: not part of this artifact (copied here from elsewhere?); remove it"
 
 
 _checked: dict[tuple[str, int, int], str] = {}
 
 
-def verified(manifest: Manifest) -> Manifest:
+def verified(manifest: Manifest, under: str = "") -> Manifest:
     """The manifest, after its files were compared with their digests (once per process and file state).
+
+    under: only the files of this directory of the artifact.
 
     Raises:
         UserError: naming the first damaged file and the mend.
     """
     gone = pruned(manifest.path)
     for entry in manifest.files:
-        if any(entry.path == name or entry.path.startswith(f"{name}/") for name in gone):
+        if not entry.path.startswith(under) or _is_pruned(entry.path, gone):
             continue
         file = manifest.path / entry.path
         mend = f"restore it from a backup, or delete {manifest.path} and run again to remake it"
@@ -239,24 +312,11 @@ def read_table(manifest: Manifest, pattern: str = "part-*.parquet") -> pa.Table:
     return pa.concat_tables([pq.read_table(manifest.path / f, partitioning=None) for f in files])
 
 
-def _fsync_dir(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _fsync_file(path: Path) -> None:
-    with open(path, "rb") as handle:
-        os.fsync(handle.fileno())
-
-
 _passages: dict[str, int] = {}
 
 
-def _fault(stage: str, point: str) -> None:
-    """Die here when TSEEDS_FAULT names this stage, point and passage."""
+def fault(stage: str, point: str, torn: Path | None = None) -> None:
+    """Die here, as kill -9 would, when TSEEDS_FAULT names this stage, point and passage; ``torn`` is cut in half first."""
     wanted = os.environ.get("TSEEDS_FAULT")
     if not wanted:
         return
@@ -264,6 +324,8 @@ def _fault(stage: str, point: str) -> None:
     if name == stage and where == point:
         _passages[wanted] = _passages.get(wanted, 0) + 1
         if _passages[wanted] == int(number):
+            if torn is not None and torn.stat().st_nlink == 1:
+                os.truncate(torn, torn.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -271,16 +333,16 @@ def write_file(path: Path, data: bytes | str) -> None:
     """Write a small file atomically: temporary name, fsync, rename, fsync of the directory."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with _disk(path):
+    with refusals(path):
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-        _fsync_file(temporary)
+        sync_file(temporary)
         os.replace(temporary, path)
-        _fsync_dir(path.parent)
+        sync_directory(path.parent)
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
     """Append one JSON line durably. A torn last line (from a crash) is cut off first."""
-    with _disk(path), open(path, "ab+") as handle:
+    with refusals(path), open(path, "ab+") as handle:
         size = handle.seek(0, os.SEEK_END)
         if size:
             handle.seek(size - 1)
@@ -293,51 +355,27 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file written by append_line; a torn last line does not count."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines]
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into one clear line."""
-    try:
-        yield
-    except OSError as error:
-        _refused(path, error)
-
-
-def _refused(path: Path, error: OSError) -> NoReturn:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise StageFailed(
-            f"{path}: disk full; everything committed is kept. Free space (tseeds gc RUN --dry-run lists what can go) "
-            "and run again"
-        ) from error
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        raise UserError(
-            f"{path}: cannot write here ({error.strerror}); give write permission or choose another place"
-        ) from error
-    raise StageFailed(f"{path}: {error.strerror}; everything committed is kept, run again to go on") from error
-
-
-def check_space(path: Path, needed: int, what: str) -> None:
-    """Refuse a large write that would not fit.
+    """The whole lines of a JSONL file written by append_line; a torn last line does not count.
 
     Raises:
-        StageFailed: fewer than ``needed`` bytes (plus 5 %) are free on the file system of ``path``.
+        UserError: another line is damaged.
     """
-    place = Path(path)
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if free < needed * 1.05:
-        raise StageFailed(
-            f"{path}: {what} needs about {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB are free; free space "
-            "(tseeds gc RUN --dry-run lists what can go) and run again"
-        )
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise UserError(
+                f"{path}: line {number} is damaged; restore the file, or delete it: tseeds run makes it again"
+            )
+        found.append(value)
+    return found
 
 
 class Writer:
@@ -350,6 +388,7 @@ class Writer:
         self.manifest: Manifest | None = None
         self.partial = out.with_name(out.name + ".partial")
         self._entries: dict[str, FileEntry] = {}
+        self._part_facts: dict[str, dict[str, float]] = {}
         self._started = time.monotonic()
 
     @property
@@ -359,50 +398,77 @@ class Writer:
 
     def _begin(self) -> None:
         stage, key = self.identity.stage, self.identity.key
-        _fault(stage, "begin")
-        with _disk(self.out):
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            mark = self.partial / "key.json"
-            if self.partial.exists() and not (mark.is_file() and json.loads(mark.read_text()).get("key") == key):
+        fault(stage, "begin")
+        with refusals(self.out):
+            make_directories(self.out.parent)
+            if self.partial.exists() and self._begun_with() != key:
                 shutil.rmtree(self.partial)
             if not self.partial.exists():
                 self.partial.mkdir()
-                write_file(mark, json.dumps({"key": key, "stage": stage}))
-            for line in read_lines(self.partial / "parts.jsonl"):
-                entry = FileEntry(**line)
+                write_file(self.partial / KEY, json.dumps({"key": key, "stage": stage}))
+            for entry, facts in self._logged():
                 file = self.partial / entry.path
                 if file.is_file() and file.stat().st_size == entry.bytes and file_digest(file) == entry.sha256:
                     self._entries[entry.path] = entry
+                    self._part_facts[entry.path] = facts
                 else:
                     log.warning("%s: damaged after an interruption, made again", file)
-            keep = {*self._entries, "key.json", "parts.jsonl"}
+            keep = {*self._entries, KEY, PARTS}
             for item in self.partial.iterdir():
                 if item.name not in keep:
                     shutil.rmtree(item) if item.is_dir() else item.unlink()
 
-    def part(self, number: int, table: pa.Table) -> None:
-        """Commit part ``number``: after this returns it survives any crash."""
-        self.table(f"part-{number:05d}.parquet", table)
-        append_line(self.partial / "parts.jsonl", asdict(self._entries[f"part-{number:05d}.parquet"]))
-        _fault(self.identity.stage, "after-part")
+    def _begun_with(self) -> str | None:
+        """The key that the interrupted artifact was begun with."""
+        try:
+            return read_object(self.partial / KEY, "").get("key")
+        except (FileNotFoundError, UserError):
+            return None
+
+    def _logged(self) -> list[tuple[FileEntry, dict[str, float]]]:
+        """The parts that earlier attempts committed; a damaged log counts as none."""
+        try:
+            lines = read_lines(self.partial / PARTS)
+            return [
+                (_entry({k: v for k, v in line.items() if k != "facts"}), line.get("facts") or {}) for line in lines
+            ]
+        except (UserError, TypeError) as error:
+            log.warning("%s: %s; all parts are made again", self.partial, error)
+            (self.partial / PARTS).unlink(missing_ok=True)
+            return []
+
+    def part(self, number: int, table: pa.Table, facts: Mapping[str, float] | None = None) -> None:
+        """Commit part ``number``: after this returns it survives any crash.
+
+        facts: counts of this part; the manifest holds their sums over all parts, whichever attempt made them.
+        """
+        name = f"part-{number:05d}.parquet"
+        self.table(name, table)
+        self._part_facts[name] = dict(facts or {})
+        append_line(self.partial / PARTS, {**asdict(self._entries[name]), "facts": self._part_facts[name]})
+        fault(self.identity.stage, "after-part")
 
     def table(self, name: str, table: pa.Table) -> None:
         """Write a Parquet file of this artifact."""
         stage = self.identity.stage
         file = self.partial / name
         temporary = file.with_name(f".{name}.tmp")
-        with _disk(file):
-            _write_parquet(table, temporary)
-            _fault(stage, "mid-part")
-            data = [c for c in table.column_names if c not in MEASUREMENTS]
-            content = None
-            if len(data) != len(table.column_names):
-                sink = pa.BufferOutputStream()
-                _write_parquet(table.select(data), sink)
-                content = hashlib.sha256(sink.getvalue()).hexdigest()
-            _fault(stage, "before-fsync")
-            _fsync_file(temporary)
-            os.replace(temporary, file)
+        with refusals(file):
+            try:
+                _write_parquet(table, temporary)
+                fault(stage, "mid-part", torn=temporary)
+                data = [c for c in table.column_names if c not in MEASUREMENTS]
+                content = None
+                if len(data) != len(table.column_names):
+                    sink = pa.BufferOutputStream()
+                    _write_parquet(table.select(data), sink)
+                    content = hashlib.sha256(sink.getvalue()).hexdigest()
+                fault(stage, "before-fsync")
+                sync_file(temporary)
+                os.replace(temporary, file)
+            except OSError:
+                temporary.unlink(missing_ok=True)  # a full disk needs its space back
+                raise
         self._entries[name] = FileEntry(name, file_digest(file), file.stat().st_size, table.num_rows, content)
 
     def path(self, name: str) -> Path:
@@ -413,37 +479,44 @@ class Writer:
 
     def _commit(self) -> Manifest:
         stage = self.identity.stage
-        internal = {"key.json", "parts.jsonl"}
-        with _disk(self.out):
+        internal = {KEY, PARTS}
+        with refusals(self.out):
             files = sorted(p for p in self.partial.rglob("*") if p.is_file() and p.name not in internal)
-            for file in files:
+            others = [p for p in files if p.relative_to(self.partial).as_posix() not in self._entries]
+            if others:
+                fault(stage, "mid-file", torn=max(others, key=lambda p: p.stat().st_size))
+            for file in others:
+                sync_file(file)
                 name = file.relative_to(self.partial).as_posix()
-                if name not in self._entries:
-                    _fsync_file(file)
-                    self._entries[name] = FileEntry(name, file_digest(file), file.stat().st_size)
-            _fault(stage, "before-manifest")
+                self._entries[name] = FileEntry(name, file_digest(file), file.stat().st_size)
+            fault(stage, "before-manifest")
             entries = tuple(self._entries[n] for n in sorted(self._entries))
+            sums: dict[str, float] = {}
+            for counts in self._part_facts.values():
+                for name, count in counts.items():
+                    sums[name] = sums.get(name, 0) + count
             record = {
                 "format": FORMAT,
                 **asdict(self.identity),
                 "key": self.identity.key,
                 "files": [{k: v for k, v in asdict(e).items() if v is not None} for e in entries],
                 "rows": sum(e.rows or 0 for e in entries if e.path.startswith("part-")),
-                "facts": self.facts,
+                "facts": {**sums, **self.facts},
                 "versions": versions(),
                 "wall_s": round(time.monotonic() - self._started, 3),
                 "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
+            record["seal"] = _seal(json.loads(json.dumps(record)))
+            for directory in sorted(p for p in self.partial.rglob("*") if p.is_dir()):
+                sync_directory(directory)
             write_file(self.partial / MANIFEST, json.dumps(record, indent=1, ensure_ascii=False))
-            for name in internal:
-                (self.partial / name).unlink(missing_ok=True)
-            for directory in {p.parent for p in files}:
-                _fsync_dir(directory)
-            _fault(stage, "before-rename")
+            fault(stage, "before-rename")
             os.rename(self.partial, self.out)
-            _fsync_dir(self.out.parent)
-            _fault(stage, "after-rename")
+            sync_directory(self.out.parent)
+            fault(stage, "after-rename")
+            for name in internal:  # after the rename: a crash before it must still find the parts
+                (self.out / name).unlink(missing_ok=True)
         manifest = read_manifest(self.out)
         assert manifest is not None
         return manifest
@@ -472,28 +545,40 @@ def writing(out: Path, identity: Identity) -> Iterator[Writer]:
     end. Nothing at ``out`` is ever overwritten: call it only where nothing is committed.
 
     Raises:
-        Locked: another live process writes the same artifact.
+        Locked: another live process writes the same artifact, or has just committed it.
         StageFailed: the disk is full. UserError: no permission.
     """
     out = Path(out)
-    assert read_manifest(out) is None, f"{out} is committed already"
-    with _disk(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with refusals(out):
+        make_directories(out.parent)
     with locked(out.with_name(f".{out.name}.lock"), f"artifact {out}"):
+        if read_manifest(out) is not None:
+            raise Locked(f"{out}: another process has just committed it; run again to go on from there")
         writer = Writer(out, identity)
-        writer._begin()
-        yield writer
-        writer.manifest = writer._commit()
+        try:
+            writer._begin()
+            yield writer
+            writer.manifest = writer._commit()
+        except UserError:
+            raise
+        except Exception as error:
+            if is_refusal(error):  # also of libraries that raise their own types
+                refuse(out, error)
+            raise
 
 
-def discard(path: Path) -> None:
-    """Remove an artifact, committed or partial, as one step for readers: rename away, then delete."""
-    for victim in (Path(path), Path(f"{path}.partial")):
-        if victim.exists():
-            aside = victim.with_name(f".{victim.name}.discarded-{os.getpid()}")
-            with _disk(victim):
-                os.rename(victim, aside)
-                shutil.rmtree(aside)
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left in a directory: temporary files, locks without owner."""
+    for item in Path(folder).iterdir():
+        if not item.name.startswith("."):
+            continue
+        maker = item.name.rpartition("-")[2]
+        dead = not (maker.isdigit() and psutil.pid_exists(int(maker)))
+        if item.name.endswith(".lock") and item.stat().st_size and owner(item) is None:
+            with locked(item, f"artifact {item}"):
+                pass  # taking and releasing it removes it, unless somebody took it meanwhile
+        elif ".tmp-" in item.name and dead and item.is_file():
+            item.unlink(missing_ok=True)
 
 
 def prune(path: Path, names: list[str], reason: str) -> int:
@@ -502,8 +587,10 @@ def prune(path: Path, names: list[str], reason: str) -> int:
     Idempotent: a crash between record and removal is finished by the next call.
     """
     path = Path(path)
+    assert all(map(inside, names))
     record = {"removed": sorted({*pruned(path), *names}), "reason": reason}
     write_file(path / PRUNED, json.dumps(record))
+    fault("retention", "recorded")
     freed = 0
     for name in record["removed"]:
         victim = path / name
