@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
 import typer
 
 from tseeds.errors import UserError
-from tseeds_cli import (
-    env,
-    evaluate,
-    gc,
-    rollout,
-    run,
-    score,
-    seed,
-    show,
-    snapshot,
-    status,
-    toy,
-    update,
-    validate,
-    verify,
-)
 
 app = typer.Typer(
     name="tseeds",
@@ -36,21 +21,29 @@ app = typer.Typer(
     "Every stage reads and writes Parquet; everything resumes.",
 )
 
-_TRAIN, _STAGES, _LOOK, _KEEP = "Train", "Stages, one at a time", "Look", "Keep"
-app.command(rich_help_panel=_TRAIN)(run.run)
-app.command(rich_help_panel=_TRAIN)(validate.validate)
-app.command(rich_help_panel=_TRAIN)(toy.toy)
-app.command(rich_help_panel=_STAGES)(snapshot.snapshot)
-app.command(rich_help_panel=_STAGES)(seed.seed)
-app.command(rich_help_panel=_STAGES)(rollout.rollout)
-app.command(rich_help_panel=_STAGES)(score.score)
-app.command(rich_help_panel=_STAGES)(update.update)
-app.command(rich_help_panel=_STAGES)(evaluate.evaluate)
-app.command(rich_help_panel=_LOOK)(status.status)
-app.command(rich_help_panel=_LOOK)(show.show)
-app.command(rich_help_panel=_KEEP)(verify.verify)
-app.command(rich_help_panel=_KEEP)(gc.gc)
-app.command(rich_help_panel=_KEEP)(env.env)
+PANELS = {
+    "Train": ("run", "validate", "toy"),
+    "Stages, one at a time": (
+        "problems",
+        "snapshot",
+        "seed",
+        "rollout",
+        "score",
+        "update",
+        "evaluate",
+    ),
+    "Look": ("status", "show", "watch", "report", "view", "export", "import"),
+    "Keep": ("verify", "gc", "env"),
+}
+"""Commands by panel of the help screen; each is a module of this package (with _ where the name is a Python keyword)."""
+
+for _panel, _names in PANELS.items():
+    for _name in _names:
+        _module = importlib.import_module(f"tseeds_cli.{_name}{'_' if _name == 'import' else ''}")
+        if hasattr(_module, "app"):
+            app.add_typer(_module.app, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(_name, rich_help_panel=_panel)(getattr(_module, _module.__name__.rpartition(".")[2]))
 
 
 def main() -> None:
