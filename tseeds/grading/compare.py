@@ -14,12 +14,13 @@ from mpmath import mp
 
 from tseeds.grading.normalise import normalise
 from tseeds.grading.options import GradingOptions
-from tseeds.grading.parse import DOTS, EMPTY, FUNCTIONS, INFINITY, PLAIN_GREEK, UNITS, Node, ParseError, members, num, parse, sym
+from tseeds.grading.parse import DOTS, EMPTY, FUNCTIONS, INFINITY, PLAIN_GREEK, UNITS, Node, ParseError, members, num, number_word, parse, sym
 from tseeds.grading.values import (
     PRIMES,
     Huge,
     NotExact,
     Numeric,
+    Pole,
     Undefined,
     exact,
     modular,
@@ -29,7 +30,9 @@ from tseeds.grading.values import (
     walk,
 )
 
-DIGITS, MORE_DIGITS = 60, 800
+DIGITS = 60
+CONSTANT_DIGITS = (240, 900)
+POINT_DIGITS = (240,)
 MAX_MEMBERS = 80
 FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 SCALARS = frozenset(
@@ -145,6 +148,14 @@ def gold_problem(gold: str) -> str | None:
             break
     if depth:
         return "the gold has unbalanced braces"
+    try:
+        tree = read(text)
+        if tree is not None:
+            exact(tree)
+    except Pole:
+        return "the gold divides by zero"
+    except (NotExact, Undefined):
+        pass
     if "\\text" not in text and "\\mbox" not in text:
         plain = words(text)
         if plain is not None and (len(plain.split()) > 4 or (" " in plain and gold.rstrip().endswith("."))):
@@ -388,6 +399,8 @@ def _region_of_relation(node: Node) -> Region | None:
     if len(names) != 1 or not set(ops) <= set(FLIP) or set(ops) == {"="}:
         return None
     (name,) = names
+    if len(ops) == 1 and (distance := _distance(terms[0], ops[0], terms[1])) is not None:
+        return _region(distance)
     parts = []
     for left, op, right in zip(terms, ops, terms[1:], strict=False):
         part = _half_line(left, op, right, name)
@@ -395,6 +408,18 @@ def _region_of_relation(node: Node) -> Region | None:
             return None
         parts.append(part)
     return Region("inter", *parts)
+
+
+def _distance(left: Node, op: str, right: Node) -> Node | None:
+    """`|x - a| < r` without its bars."""
+    if right.head == "fn" and right.args[0] == "abs" and not symbols(left):
+        left, op, right = right, FLIP[op], left
+    if left.head != "fn" or left.args[0] != "abs" or symbols(right) or op not in ("<", "<=", ">", ">="):
+        return None
+    inner, minus = left.args[1], Node("neg", (right,))
+    if op in ("<", "<="):
+        return Node("rel", ((op, op), minus, inner, right))
+    return Node("list", ("or", Node("rel", ((op,), inner, right)), Node("rel", ((FLIP[op],), inner, minus))))
 
 
 def _half_line(left: Node, op: str, right: Node, name: str) -> Region | None:
@@ -574,11 +599,16 @@ class Comparer:
 
     def _lists(self, gold: Node, answer: Node, golds: list[Node], answers: list[Node]) -> bool:
         for one, other in ((golds, answers), (answers, golds)):
-            if len(one) == 1 and len(other) > 2 and one[0].head == "tuple" and len(members(one[0])) == len(other):
-                # (1,2,3) without its brackets.
-                if not any(item.head in ("tuple", "rel") for item in other):
+            if len(one) == 1 and one[0].head == "tuple" and len(members(one[0])) == len(other):
+                # (1,2,3) without its brackets, or as x=1, y=2, z=3.
+                if len(other) > 2 and not any(item.head in ("tuple", "rel") for item in other):
                     pairs = zip(members(golds[0]) if one is golds else golds, members(answers[0]) if one is answers else answers, strict=True)
                     return all(self.same(a, b) for a, b in pairs)
+                named = [v.args[2] for v in other] if self._distinct_names(other) else None
+                if named and one[0].args[:2] == ("(", ")"):
+                    return self.same(golds[0], Node("tuple", ("(", ")", *named))) if one is golds else self.same(
+                        Node("tuple", ("(", ")", *named)), answers[0]
+                    )
         sets = False
         lists: list[list[Node]] = []
         for node, values in ((gold, golds), (answer, answers)):
@@ -759,7 +789,7 @@ class Comparer:
                 return self._equations(gold, answer)
             return self._chains(gold, answer)
         node, other = (gold, answer) if gold.head == "rel" else (answer, gold)
-        if node.args[0][-1] == "mod" and node.args[0] in (("equiv", "mod"), ("mod",)):
+        if node.args[0][-1] == "mod" and other.head != "rel" and node.args[0] in (("equiv", "mod"), ("mod",)):
             return node.args[0] == ("equiv", "mod") and self._swap(gold, node.args[2], other)
         if not is_equation(node):
             return False
@@ -798,7 +828,7 @@ class Comparer:
             return False
         ops, flipped = gold.args[0], tuple(FLIP.get(op, op) for op in reversed(gold.args[0]))
         terms, others = gold.args[1:], answer.args[1:]
-        if ops == answer.args[0] == ("equiv", "mod"):
+        if {ops, answer.args[0]} <= {("equiv", "mod"), ("mod",), ("=", "mod")}:
             return self._residues(gold, answer)
         if ops == answer.args[0] and all(self.same(a, b) for a, b in zip(terms, others, strict=True)):
             return True
@@ -815,10 +845,10 @@ class Comparer:
 
     def _residues(self, gold: Node, answer: Node) -> bool:
         try:
-            value, other, modulus = exact(gold.args[2]), exact(answer.args[2]), exact(gold.args[3])
-            return exact(answer.args[3]) == modulus and modulus != 0 and (value - other) % modulus == 0
+            value, other, modulus = exact(gold.args[-2]), exact(answer.args[-2]), exact(gold.args[-1])
+            return exact(answer.args[-1]) == modulus and modulus != 0 and (value - other) % modulus == 0
         except (NotExact, Undefined):
-            return all(self.same(a, b) for a, b in zip(gold.args[1:], answer.args[1:], strict=True))
+            return self.same(gold.args[-2], answer.args[-2]) and self.same(gold.args[-1], answer.args[-1])
 
     def _proportional(self, gold: Node, answer: Node, *, positive: bool) -> bool:
         """Whether the differences of the two sides are multiples of each other: the same equation or inequality."""
@@ -963,28 +993,31 @@ def points(names: frozenset[str], *, whole: bool, signs: bool, count: int = 24) 
         yield env
 
 
-def _gap(gold: Node, answer: Node, env: dict[str, Fraction], digits: int, log_ten: bool, degrees: Any) -> tuple[Any, Any, Any, bool]:
+def _gap(gold: Node, answer: Node, env: dict[str, Fraction], digits: int, log_ten: bool) -> tuple[Any, Any, Any, bool]:
+    """Both values, the distance between them, and whether a step left the real numbers."""
     with mp.workdps(digits):
-        left, right = Numeric(env, log_ten=log_ten, degrees=degrees), Numeric(env, log_ten=log_ten, degrees=degrees)
+        left, right = Numeric(env, log_ten=log_ten), Numeric(env, log_ten=log_ten)
         a, b = left.value(gold), right.value(answer)
         return a, b, abs(a - b), left.complex_seen or right.complex_seen
 
 
-def _vanishes(gold: Node, answer: Node, env: dict[str, Fraction], gap: Any, digits: int, log_ten: bool) -> bool:
-    """Whether the difference is zero: with more digits it shrinks as rounding errors do, and not as a number would not."""
-    a, b, smaller, _ = _gap(gold, answer, env, digits, log_ten, None)
-    with mp.workdps(30):
-        return bool(
-            not smaller
-            or smaller <= gap * mp.mpf(10) ** (-(digits - DIGITS) * 3 // 4)
-            or (not gap and smaller <= max(abs(a), abs(b)) * mp.mpf(10) ** (-digits + 30))
-        )
+def _vanishes(gold: Node, answer: Node, env: dict[str, Fraction], gap: Any, precisions: tuple[int, ...], log_ten: bool) -> bool:
+    """Whether a difference is zero: with more digits it shrinks as rounding errors do, and as no number does."""
+    before = DIGITS
+    for digits in precisions:
+        smaller = _gap(gold, answer, env, digits, log_ten)[2]
+        if gap and smaller > gap * mp.mpf(10) ** (-(digits - before) * 3 // 4):
+            return False
+        gap, before = smaller, digits
+    return True
 
 
 def constant_equal(gold: Node, answer: Node, options: GradingOptions, tolerant: bool, *, log_ten: bool = False) -> bool:
     """Equality of two constants, by 60 digits and then by 800; beyond floating point by logarithms and residues."""
     try:
-        a, b, gap, _ = _gap(gold, answer, {}, DIGITS, log_ten, None)
+        a, b, gap, _ = _gap(gold, answer, {}, DIGITS, log_ten)
+    except Pole:
+        return False
     except Undefined as error:
         raise Undecided(str(error)) from error
     except Huge:
@@ -995,11 +1028,11 @@ def constant_equal(gold: Node, answer: Node, options: GradingOptions, tolerant: 
         clear = gap > size * mp.mpf(10) ** -6 and small > mp.mpf(10) ** -20
         equal = False
         if not clear:
-            if abs(mp.mag(size)) > 20_000:
+            if size and abs(mp.mag(size)) > 20_000:
                 if gap <= size * mp.mpf(10) ** -50:
                     equal = _residues_equal(gold, answer)
             else:
-                equal = _vanishes(gold, answer, {}, gap, MORE_DIGITS, log_ten)
+                equal = _vanishes(gold, answer, {}, gap, CONSTANT_DIGITS, log_ten)
     if equal or not tolerant:
         return equal
     with mp.workdps(DIGITS):
@@ -1056,7 +1089,7 @@ def identical(gold: Node, answer: Node, options: GradingOptions, tolerant: bool,
     one_sided = 0
     for env in points(names, whole=whole, signs=signs):
         try:
-            a, b, gap, complex_seen = _gap(gold, answer, env, DIGITS, log_ten, None)
+            a, b, gap, complex_seen = _gap(gold, answer, env, DIGITS, log_ten)
         except (Undefined, Huge):
             one_sided += 1
             continue
@@ -1065,7 +1098,7 @@ def identical(gold: Node, answer: Node, options: GradingOptions, tolerant: bool,
             if not same and tolerant:
                 same = gap <= mp.mpf(options.decimal_tolerance) * abs(a)
         if not same:
-            same = _vanishes(gold, answer, env, gap, 240, log_ten)
+            same = _vanishes(gold, answer, env, gap, POINT_DIGITS, log_ten)
         if complex_seen:
             elsewhere.append(same)
             if len(elsewhere) >= 12 and not agreed and not same:
@@ -1212,13 +1245,16 @@ def same_answer(gold: str, answer: str, options: GradingOptions) -> bool:
                 return True
     if gold_words is not None or answer_words is not None:
         short = all(
-            plain is None or (len(plain) <= 4 and "\\text" not in text) for plain, text in ((gold_words, gold), (answer_words, answer))
+            plain is None or (len(plain) <= 3 and "\\text" not in text) for plain, text in ((gold_words, gold), (answer_words, answer))
         )
         if not short:
-            numeric = [n for n in (gold_node, answer_node) if n is not None and n.head == "num"]
-            if len(numeric) == 2:
-                return Comparer(options).same(numeric[0], numeric[1])
-            return False
+            values = [
+                num(value) if plain is not None and (value := number_word(plain)) is not None else node
+                for plain, node in ((gold_words, gold_node), (answer_words, answer_node))
+            ]
+            if values == [gold_node, answer_node] or None in values:
+                return False
+            return Comparer(options).same(*[value for value in values if value is not None])
     if squeeze(strip_unit_tail(gold)) == squeeze(strip_unit_tail(answer)):
         return True
     if gold_node is None or answer_node is None:

@@ -52,6 +52,7 @@ THIN_THOUSANDS = re.compile(rf"(?<=\d)\s*{THIN}\s*(?=\d{{3}}(?!\d))")
 COMMA_GLUE = re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!)\s*(?=\d)")
 SPACE_THOUSANDS = re.compile(r"(?<![\d.,])(?<![\d.,] )\d{1,3}(?: \d{3})+(?![\d.])(?! ?[/\d])")
 COMMA_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
+BRACKETS = re.compile(r"\\[{}]|[()\[\]]")
 ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align\*?|equation\*?|gathered|split|displaymath|math|center)\}")
 FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 BINOM = re.compile(r"\\[dt]binom(?![A-Za-z])")
@@ -85,27 +86,26 @@ def plain_unicode(text: str) -> str:
     return "".join(out)
 
 
-def _bracket_at(text: str, at: int) -> bool:
-    """Whether position `at` lies inside round or square brackets or a set."""
-    depth = 0
-    for match in re.finditer(r"\\[{}]|[()\[\]]", text[:at]):
-        depth += 1 if match.group()[-1] in "([{" else -1
-    return depth > 0
-
-
 def join_thousands(text: str) -> str:
     """Remove the commas of numbers like 1,234,567.
 
     Inside brackets `312,123` are two members unless a comma with a space shows that members are separated that way.
     """
 
+    brackets = BRACKETS.finditer(text)
+    depth, upcoming = 0, next(brackets, None)
+
     def join(match: re.Match[str]) -> str:
+        nonlocal depth, upcoming
         start, stop = match.span()
+        while upcoming is not None and upcoming.start() < start:
+            depth += 1 if upcoming.group()[-1] in "([{" else -1
+            upcoming = next(brackets, None)
         number = match.group()
         if number[0] == "0" or text[start - 1 : start] == "," or re.match(r",\S", text[stop:]):
             return number
         spaced = text[:start].endswith(", ") or text[stop : stop + 2] == ", "
-        if not spaced and _bracket_at(text, start):
+        if not spaced and depth > 0:
             return number
         return number.replace(",", "")
 

@@ -105,6 +105,8 @@ NUMBER_WORDS = {
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
     )
 }
+TENS = {word: 10 * (k + 2) for k, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}
+TEENS = {"seventeen": 17, "eighteen": 18, "nineteen": 19, "hundred": 100}
 BASE_DIGITS = re.compile(r"([0-9A-F]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d+|[a-z]+)\s*\}?\s*\}|(\d+))")
 CHOOSE = (r"\choose", r"\over", r"\atop")
 
@@ -303,9 +305,8 @@ class Parser:
         word = content.strip()
         if re.fullmatch(r"[-+]?[\d.]+(?:/\d+)?|[A-Za-z]", word):
             return Parser(word, depth=self.depth + 1).parse()
-        if word.lower() in NUMBER_WORDS:
-            return num(NUMBER_WORDS[word.lower()])
-        return Node("text", (word,))
+        value = number_word(word)
+        return Node("text", (word,)) if value is None else num(value)
 
     def parse_units(self, node: Node) -> Node:
         """Unit words, ordinals, percent and degree words behind a value."""
@@ -573,8 +574,9 @@ class Parser:
         if match is None:
             return False
         content = match.group(1).strip()
-        before = self.text[: token.start].rstrip()[-1:]
-        if token.value == r"\mathrm" and len(content) == 1 and content in "mgsLNJWVAKCFcwhkl" and before.isdigit():
+        before = self.text[: token.start].rstrip()
+        measured = before[-1:].isdigit() or before.endswith(("\\circ", "\\circ}"))
+        if token.value == r"\mathrm" and len(content) == 1 and content in "mgsLNJWVAKCFcwhkl" and measured:
             # An upright letter behind a number is a unit; e, i and d are mathematics.
             return True
         return len(content) > 1 and content not in FUNCTIONS and not content.startswith("\\")
@@ -847,6 +849,8 @@ class Parser:
             name, base = "log", num(10)
         if name in ("max", "min", "gcd", "lcm", "binom") and len(arguments) == 1 and arguments[0].head in ("tuple", "list", "set"):
             arguments = list(members(arguments[0]))
+        if name == "det" and arguments[0].head == "mat":
+            return determinant(arguments[0])
         node = Node("fn", (name, *arguments)) if base is None else Node("fn", (name, *arguments, base))
         if base is not None and name not in ("log", "ln"):
             raise ParseError(f"a subscript on {name}")
@@ -962,9 +966,7 @@ class Parser:
         self.bars -= 1
         closers = {r"\lvert": r"\rvert", r"\lVert": r"\rVert"}
         self.expect(closers.get(closing, closing))
-        if node.head == "mat":
-            return Node("fn", ("det", node))
-        return Node("fn", ("abs", node))
+        return determinant(node) if node.head == "mat" else Node("fn", ("abs", node))
 
     def _command(self) -> Node:
         token = self.peek()
@@ -1092,7 +1094,7 @@ class Parser:
         if not rows or len({len(row) for row in rows}) != 1:
             raise ParseError("ragged matrix")
         node = Node("mat", tuple(rows))
-        return Node("fn", ("det", node)) if kind == "vmatrix" else node
+        return determinant(node) if kind == "vmatrix" else node
 
 
 KNOWN = (
@@ -1105,8 +1107,34 @@ KNOWN = (
 )  # fmt: skip
 
 
+def number_word(text: str) -> int | None:
+    """The number that words like `seven` or `forty-three` stand for."""
+    parts = text.lower().replace("-", " ").split()
+    if len(parts) == 2 and parts[0] in TENS and 0 < NUMBER_WORDS.get(parts[1], 0) < 10:
+        return TENS[parts[0]] + NUMBER_WORDS[parts[1]]
+    if len(parts) != 1:
+        return None
+    return (NUMBER_WORDS | TENS | TEENS).get(parts[0])
+
+
 def is_known(name: str) -> bool:
     return name in KNOWN or name in GREEK or name in VARIANTS or name in FUNCTIONS or name in SYMBOL_COMMANDS
+
+
+def determinant(node: Node) -> Node:
+    """The determinant of a small matrix as a sum of products, by its first row."""
+    rows = node.args
+    if len(rows) != len(rows[0]) or len(rows) > 5:
+        raise ParseError("determinant")
+    if len(rows) == 1:
+        cell: Node = rows[0][0]
+        return cell
+    terms = []
+    for at, cell in enumerate(rows[0]):
+        minor = Node("mat", tuple(row[:at] + row[at + 1 :] for row in rows[1:]))
+        term = Node("mul", (cell, determinant(minor)))
+        terms.append(Node("neg", (term,)) if at % 2 else term)
+    return Node("add", tuple(terms))
 
 
 def members(node: Node) -> tuple[Node, ...]:

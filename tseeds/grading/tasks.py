@@ -17,6 +17,9 @@ from tseeds.grading.verdict import Verdict
 MAX_ANSWER = 10_000
 
 
+Heavy = Callable[..., bool]
+
+
 class Outcome(NamedTuple):
     """A grade without its time."""
 
@@ -102,8 +105,8 @@ def _countdown(gold: str, text: str, form: str, options: GradingOptions) -> Outc
     return decided(solved, answer[:MAX_ANSWER], canonical)
 
 
-def in_worker(gold: str, answer: str, form: str, options: GradingOptions, before_import: Callable[[], Any]) -> Outcome:
-    """The verdict of a pair that left the fast path. `before_import` is called before sympy is loaded."""
+def in_worker(gold: str, answer: str, options: GradingOptions, heavy: Heavy) -> Outcome:
+    """The verdict of a pair that left the fast path. `heavy` runs a function of `fallback` under its own time limit."""
     task = kind(options.task)
     if task == "python":
         return _verified(gold, answer, options.task)
@@ -123,14 +126,7 @@ def in_worker(gold: str, answer: str, form: str, options: GradingOptions, before
         pass
     if len(right) > 2_000 or len(left) > 2_000 or _hopeless(right):
         return decided(False, answer, canonical(right))
-    before_import()
-    from tseeds.grading import fallback
-    from tseeds.grading.parse import ParseError
-
-    try:
-        return decided(fallback.same(left, right), answer, canonical(right))
-    except ParseError:
-        return decided(False, answer, canonical(right))
+    return decided(heavy("same", left, right), answer, canonical(right))
 
 
 def _hopeless(text: str) -> bool:
@@ -139,10 +135,10 @@ def _hopeless(text: str) -> bool:
     for char in text:
         depth += (char in "([{") - (char in ")]}")
         deepest = max(deepest, depth)
-    return deepest > 60 or not re.search(r"[\dA-Za-z]", text)
+    return deepest > 60 or not re.search(r"[\dA-Za-z]", text) or bool(re.search(r"(?:[!%^'\s]|\\%){30}", text))
 
 
-def check_gold_in_worker(gold: str, task: str, before_import: Callable[[], Any]) -> str | None:
+def check_gold_in_worker(gold: str, task: str, heavy: Heavy) -> str | None:
     """Why a gold cannot be parsed, with sympy's help where the own parser does not read it."""
     from tseeds.grading.compare import read, words
     from tseeds.grading.normalise import normalise
@@ -150,12 +146,8 @@ def check_gold_in_worker(gold: str, task: str, before_import: Callable[[], Any])
     text = normalise(gold_answer(gold, task))
     if words(text) is not None or read(text) is not None or "\\text" in text or "\\mbox" in text:
         return None
-    if not _hopeless(text):
-        before_import()
-        from tseeds.grading import fallback
-
-        if fallback.readable(text):
-            return None
+    if not _hopeless(text) and heavy("readable", text):
+        return None
     return f"the gold {gold[:60]!r} cannot be read as mathematics"
 
 
@@ -176,6 +168,14 @@ def verifier(task: str) -> Callable[[str, str], Any]:
     if not callable(function):
         raise AttributeError(f"{name} in {path} is no function")
     return function  # type: ignore[no-any-return]
+
+
+def load_quietly(task: str) -> None:
+    """Load a verifier ahead of time; what is wrong with it is told with each answer."""
+    try:
+        verifier(task)
+    except Exception:
+        verifier.cache_clear()
 
 
 def _verified(gold: str, text: str, task: str) -> Outcome:

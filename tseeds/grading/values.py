@@ -29,6 +29,10 @@ class Undefined(ValueError):
     """No value here: a pole, a missing symbol, or something that has no number."""
 
 
+class Pole(Undefined):
+    """A division by zero."""
+
+
 class Huge(ValueError):
     """A number too large (or too near zero) to be written even in floating point."""
 
@@ -88,7 +92,7 @@ def exact_power(base: Fraction, power: Fraction) -> Fraction:
             return Fraction(0)
         if power == 0:
             return Fraction(1)
-        raise Undefined("division by zero")
+        raise Pole("division by zero")
     if base in (1, -1):
         if power.denominator == 1:
             return Fraction(1) if base == 1 or power.numerator % 2 == 0 else Fraction(-1)
@@ -127,7 +131,7 @@ def exact(node: Node) -> Fraction:
     if head == "div":
         upper, lower = exact(args[0]), exact(args[1])
         if lower == 0:
-            raise Undefined("division by zero")
+            raise Pole("division by zero")
         return _checked(upper / lower)
     if head == "pow":
         return exact_power(exact(args[0]), exact(args[1]))
@@ -274,7 +278,7 @@ class Numeric:
         try:
             return self._value(node)
         except (ZeroDivisionError, ComplexResult) as error:
-            raise Undefined(str(error)) from error
+            raise Pole(str(error)) from error
         except (OverflowError, MemoryError) as error:
             raise Huge(str(error)) from error
         except (TypeError, ValueError) as error:
@@ -317,7 +321,7 @@ class Numeric:
             lower = self._value(args[1])
             upper = self._value(args[0])
             if not lower:
-                raise Undefined("division by zero")
+                raise Pole("division by zero")
             return upper / lower
         if head == "pow":
             return self._power(args[0], args[1])
@@ -356,7 +360,7 @@ class Numeric:
         if not base:
             if mp.re(power) > 0:
                 return mp.mpf(0)
-            raise Undefined("zero to a power")
+            raise Pole("zero to a negative power")
         if mp.im(base) or mp.re(base) < 0:
             self.complex_seen = True
         if base == mp.e or base_node == Node("const", ("e",)):
@@ -369,7 +373,7 @@ class Numeric:
                 return base
             raise Huge("power")
         if not base and power < 0:
-            raise Undefined("division by zero")
+            raise Pole("division by zero")
         return mp.power(base, power)
 
     def _exp(self, power: Any) -> Any:
@@ -452,7 +456,7 @@ class Numeric:
         x = mp.re(x)
         nearest = mp.nint(x)
         if mp.mag(x) > mp.prec - 20:
-            raise Undefined(name)
+            return x
         # An integer up to rounding errors is that integer.
         if abs(x - nearest) < mp.mpf(10) ** (-mp.dps // 2):
             return nearest
