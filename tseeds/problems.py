@@ -32,6 +32,7 @@ from tseeds.errors import UserError
 
 if TYPE_CHECKING:
     from tseeds.context import Context
+    from tseeds.grading import Grader
 
 log = logging.getLogger(__name__)
 
@@ -471,26 +472,30 @@ def _added_special(tokenizer: Any) -> list[str]:
     return [str(t) for t in getattr(tokenizer, "added_tokens_decoder", {}).values() if getattr(t, "special", False)]
 
 
-def _unparsable(problems: list[_Problem], task: str, score: ScoreConfig | None) -> list[str | None]:
-    """Why the grader cannot read a gold, for each problem; None where it can."""
-    reasons: list[str | None] = [None] * len(problems)
-    plain = task in ("math", "gsm8k")
-    doubtful: dict[str, list[int]] = {}
-    for number, problem in enumerate(problems):
-        if not (plain and _PLAIN_NUMBER.fullmatch(problem.gold)):
-            doubtful.setdefault(problem.gold, []).append(number)
-    if doubtful:
-        from tseeds.grading import Grader, GradingOptions
+def _check_golds(problems: list[_Problem], grader: Grader, findings: Findings) -> None:
+    """Find golds that the task's grader cannot read, and problems whose golds differ in value."""
+    plain = grader.options.task in ("math", "gsm8k")
+    known: dict[str, str | None] = {}
+    for problem in problems:
+        if plain and _PLAIN_NUMBER.fullmatch(problem.gold):
+            continue
+        if problem.gold not in known:
+            known[problem.gold] = grader.check_gold(problem.gold)
+        reason = known[problem.gold]
+        if reason is not None:
+            findings.found("unparsable_gold", problem, reason)
+    for group in _repeated(problems).values():
+        golds = sorted({p.gold for p in group})
+        grades = grader.grade([(golds[0], gold) for gold in golds[1:]], form="answer")
+        if any(grade.verdict != "correct" for grade in grades):
+            for problem in group:
+                findings.found("conflicting_gold", problem, f"golds {' | '.join(golds[:4])}")
+        elif grades:
+            for problem in group[1:]:
+                findings.found("duplicate", problem, "the same problem and gold again")
 
-        options = GradingOptions(task=task, **(score or ScoreConfig()).model_dump())
-        with Grader(options) as grader:
-            for gold, reason in zip(doubtful, grader.check_golds(list(doubtful)), strict=True):
-                for number in doubtful[gold]:
-                    reasons[number] = reason
-    return reasons
 
-
-def _conflicts(problems: list[_Problem]) -> dict[bytes, list[_Problem]]:
+def _repeated(problems: list[_Problem]) -> dict[bytes, list[_Problem]]:
     """Rows by problem, for problems that occur more than once."""
     groups: dict[bytes, list[_Problem]] = {}
     for problem in problems:
@@ -585,6 +590,8 @@ def ingest(
     Raises:
         UserError: the data cannot be read at all, holds no usable row, or has a finding whose policy is "fail".
     """
+    from tseeds.grading import Grader, GradingOptions
+
     findings = Findings(config.findings)
     problems, total = _load(config, findings)
     _identify(problems)
@@ -593,14 +600,8 @@ def ingest(
             damage = _damage(text)
             if damage:
                 findings.found("damaged_text", problem, f"{where}: {damage}")
-    for group in _conflicts(problems).values():
-        golds = sorted({_squeeze(p.gold) for p in group})
-        if len(golds) > 1:
-            for problem in group:
-                findings.found("conflicting_gold", problem, f"golds {' | '.join(golds[:4])}")
-    for problem, reason in zip(problems, _unparsable(problems, config.task, score), strict=True):
-        if reason is not None:
-            findings.found("unparsable_gold", problem, f"{problem.gold[:60]}: {reason}")
+    with Grader(GradingOptions(task=config.task, **(score or ScoreConfig()).model_dump())) as grader:
+        _check_golds(problems, grader, findings)
     if benchmarks:
         index = Benchmarks(benchmark_texts(benchmarks), ngram=config.contamination_ngram, overlap=config.contamination_overlap)
         for problem in problems:
