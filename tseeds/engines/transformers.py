@@ -48,6 +48,7 @@ class TransformersEngine:
             return wanted.digest
         if self._started is not None and (why := policies.difference(self._started, wanted)):
             raise UserError(f"{policy}: cannot follow {self._started.path} in one engine: {why}")
+        expected = probe.stored(wanted.path)
         begin = time.perf_counter()
         if self._started is None:
             self._threads = threads.choose(wanted.parameters, self.config.threads)
@@ -57,11 +58,12 @@ class TransformersEngine:
                 self._threads,
                 wanted.parameters / 1e6,
             )
-        self._held, self._model = None, None
-        self._model = probe.open_model(
-            wanted.path, self.dtype, device=_device(), trust_remote_code=self.trust_remote_code
-        )
-        expected = probe.stored(wanted.path)
+        self._held = None  # until the check is done
+        if self._model is None or not probe.refill(self._model, wanted.path):
+            self._model = None  # frees it before the next one is opened
+            self._model = probe.open_model(
+                wanted.path, self.dtype, device=_device(), trust_remote_code=self.trust_remote_code
+            )
         if expected is not None:
             with threads.limited(self._threads):
                 found = probe.score(self._model, expected.ids)
