@@ -6,11 +6,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tseeds.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from tseeds.artifacts.store import Manifest
@@ -32,6 +35,7 @@ def quiet(log_file: Path | None = None, say: Callable[[str], None] | None = None
         file = logging.FileHandler(log_file, encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append(file)
+    logging.raiseExceptions = False  # a full disk under the log file must not spill tracebacks
     logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
 
 
@@ -50,25 +54,52 @@ class _Said(logging.Handler):
             self._say(f"tseeds: {line}")
 
 
+GRACE_SECONDS = 25.0
+"""After SIGTERM (Slurm kills 30 s later) a part or update that is not finished by then is left, as kill -9 would."""
+
+
 @contextmanager
 def stoppable(context: Context) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: finish the current part and stop resumable. Twice: stop at once."""
+    """Ctrl-C or SIGTERM once: finish the current part and stop resumable. Twice, or GRACE_SECONDS after SIGTERM: at once."""
+    timers: list[threading.Timer] = []
 
     def ask(number: int, _frame: object) -> None:
         if context.stop_requested:
-            sys.stderr.write("\ntseeds: stopped at once; everything committed is kept\n")
-            sys.stderr.flush()
-            os._exit(130)
+            _leave("stopped at once")
         context.stop_requested = True
-        name = signal.Signals(number).name
-        sys.stderr.write(f"\ntseeds: {name}: finishing the current part (again to stop at once)\n")
+        _say(f"{signal.Signals(number).name}: finishing the current part (again to stop at once)")
+        if number == signal.SIGTERM:
+            timers.append(
+                threading.Timer(GRACE_SECONDS, _leave, [f"the current part took longer than {GRACE_SECONDS:.0f} s"])
+            )
+            timers[0].daemon = True
+            timers[0].start()
 
     before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        for timer in timers:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    """A line on stderr from a signal handler, where buffered streams must not be entered."""
+    with suppress(OSError):
+        os.write(2, f"\ntseeds: {text}\n".encode())
+
+
+def _leave(why: str) -> None:
+    """End this process and its children now. Nothing is lost: everything committed survives kill -9."""
+    import psutil
+
+    _say(f"{why}; everything committed is kept, run again to go on")
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+    os._exit(EXIT_INTERRUPTED)
 
 
 def plain_progress() -> Any:

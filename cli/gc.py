@@ -18,18 +18,19 @@ def gc(
     """Delete what the snapshot retention rules no longer keep; trajectories and metrics always stay."""
     import json
 
-    from tseeds import config as configuration
-    from tseeds import retention
+    from tseeds import pipeline, retention
     from tseeds.artifacts.lock import locked
     from tseeds.artifacts.rundir import open_run
     from tseeds_cli.console import size
 
     where = open_run(run)
-    config = configuration.load(where.pipeline)
-    found = list(retention.removals(config, where))
+    history, done = pipeline.open_history(where), where.finished()
+    found = list(retention.removals(history, where, done))
     if not dry_run:
         with locked(where.lock, f"run {run}"):
-            retention.collect(config, where)
+            done = where.finished()
+            found = list(retention.removals(history, where, done))
+            retention.collect(history, where, done)
     if as_json:
         rows = [{"path": str(r.path), "names": r.names, "bytes": r.bytes, "reason": r.reason} for r in found]
         typer.echo(json.dumps({"removed": not dry_run, "items": rows}))

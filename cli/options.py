@@ -28,15 +28,18 @@ def from_run(run: Path, stage: str, iteration: int | None, sets: list[str] | Non
     from tseeds import pipeline
     from tseeds.artifacts.rundir import open_run
     from tseeds.errors import UserError
+    from tseeds.history import History
 
     where = open_run(run)
     number = iteration if iteration is not None else where.finished() + 1
     if number < 0:
         raise UserError(f"--iteration {number}: iterations count from 1")
-    config = pipeline.config_at(configuration.load(where.pipeline, sets or ()), pipeline.read_record(where), number)
+    record = pipeline.read_record(where)
+    history = History(configuration.load(where.pipeline, sets or ()), record["changes"])
+    config = history.at(number)
     steps = [*pipeline.setup_steps(config, where)] if number == 0 or stage == "problems" else []
     if number > 0:
-        steps += pipeline.iteration_steps(config, where, number)
+        steps += pipeline.iteration_steps(history, where, number)
     for step in steps:
         if stage == step.module.STAGE:
             return config, where, step

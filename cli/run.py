@@ -45,6 +45,7 @@ def run(
         return
 
     from tseeds.context import Context
+    from tseeds.errors import Interrupted
     from tseeds.loggers import open_loggers
     from tseeds_cli.console import quiet, stoppable
     from tseeds_cli.panel import Panel
@@ -57,7 +58,10 @@ def run(
         open_loggers(config, where) as loggers,
         panel,
     ):
-        chain.run_pipeline(config, root, context, accept=accept, listener=chain.Listeners([panel, *loggers]))
+        try:
+            chain.run_pipeline(config, root, context, accept=accept, listener=chain.Listeners([panel, *loggers]))
+        except Interrupted as stop:
+            raise Interrupted(f"{stop}; tseeds run {root} goes on from here") from None
     if as_json:
         typer.echo(json.dumps({"run": str(root), "iterations": where.finished()}))
     else:

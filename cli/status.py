@@ -33,9 +33,11 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
 
     from tseeds import pipeline as chain
     from tseeds.artifacts.lock import owner
+    from tseeds.history import History
     from tseeds_cli.console import duration, size
 
-    reports = list(chain.survey(config, run))
+    record = chain.read_record(run)
+    reports = list(chain.survey(History(config, record["changes"]), run))
     done, total = run.finished(), config.run.iterations
     writer = owner(run.lock)
     if as_json:
@@ -48,6 +50,7 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
                 "reasons": r.reasons,
                 "seconds": r.seconds,
                 "parts": r.parts,
+                "follows": r.follows,
             }
             for r in reports
         ]
@@ -72,18 +75,51 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
             typer.echo(f"  {r.step.out} is incomplete{parts}; tseeds run goes on with it")
     stale = [r for r in reports if r.state == "stale"]
     if stale:
-        for reason in sorted({reason for r in stale for reason in r.reasons}):
+        for reason in dict.fromkeys(reason for r in stale for reason in r.reasons):
             mine = [r for r in stale if reason in r.reasons]
-            typer.echo(
-                f"  stale because {reason}: {len(mine)} stages from {mine[0].step.name} on; "
-                f"a redo would cost about {duration(sum(r.seconds for r in mine))}"
-            )
+            stages = ", ".join(dict.fromkeys(r.step.module.STAGE for r in mine))
+            typer.echo(f"  stale because {reason}: {len(mine)} stages ({stages}), the first is {mine[0].step.name}")
+        follow = [r for r in reports if r.follows]
+        cost = duration(sum(r.seconds for r in [*stale, *follow]))
+        typer.echo(
+            f"  a redo would cost about {cost}: {len(stale)} stale stages and {len(follow)} that follow from them"
+        )
+        typer.echo(
+            "  tseeds run refuses; with --accept the change applies from the next iteration on, tseeds fork redoes"
+        )
+    for r in reports:
+        if r.state == "fresh" and r.reasons:
+            typer.echo(f"  {r.step.out}: {r.reasons[0]}")
+    for change in record["changes"]:
+        typer.echo(
+            f"  changed from iteration {change['iteration']} on: {change['key']} {change['old']} -> {change['new']}"
+        )
+    if "parent" in record:
+        typer.echo(f"  forked from {record['parent']['run']} at iteration {record['parent']['at']}")
     if done < total:
         last = [r for r in reports if r.step.iteration == done and r.state == "fresh"]
         each = sum(r.seconds for r in last)
         left = f", about {duration(each * (total - done))} at the last one's pace" if each else ""
         typer.echo(f"  to do: {total - done} iterations{left}")
     folders = [run.stage(i, "x").parent for i in run.iterations()]
-    used = [sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in folders]
-    if used:
-        typer.echo(f"  disk: {size(sum(used))} in {len(used)} iterations, {size(sum(used) / len(used))} each")
+    if folders:
+        used = [_disk(folder) for folder in folders]
+        typer.echo(
+            f"  disk: {size(_disk(run.root))}, of which {len(used)} iterations take {size(sum(used))} (the newest "
+            f"{size(used[-1])}, {size(sum(used) / len(used))} each); tseeds gc RUN --dry-run lists what can go"
+        )
+
+
+def _disk(folder: Path) -> int:
+    """Bytes below a folder; a file with several names counts once."""
+    import os
+
+    seen: dict[tuple[int, int], int] = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                stat = os.stat(os.path.join(parent, name))
+            except FileNotFoundError:
+                continue  # a writer renamed it meanwhile
+            seen[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(seen.values())

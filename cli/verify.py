@@ -14,35 +14,18 @@ def verify(
     path: Annotated[Path, typer.Argument(help="Run directory or one artifact.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Re-check the digest of every committed file; exit 1 when anything is damaged, with the mend."""
+    """Re-check every committed file, and that a run's artifacts belong together; exit 1 when anything is damaged."""
     import json
 
-    from tseeds.artifacts import store
-    from tseeds.errors import UserError
+    from tseeds.verify import check
 
-    damages: list[str] = []
-    artifacts = 0
-    if not path.exists():
-        raise UserError(f"{path}: no such run or artifact")
-    for file in sorted(path.rglob(store.MANIFEST)):
-        if any(part.endswith(".partial") or part.startswith(".") for part in file.relative_to(path).parts):
-            continue
-        artifacts += 1
-        try:
-            manifest = store.read_manifest(file.parent)
-        except UserError as error:
-            damages.append(str(error))
-            continue
-        if manifest is not None:
-            damages += store.damages(manifest)
-    if not artifacts:
-        raise UserError(f"{path}: holds no committed artifact")
+    artifacts, damages = check(path)
     if as_json:
         typer.echo(json.dumps({"artifacts": artifacts, "damages": damages}))
     else:
         for line in damages:
             typer.echo(line)
-        typer.echo(f"{artifacts} artifacts checked, {len(damages)} damaged files")
+        typer.echo(f"{artifacts} artifacts checked, {len(damages)} damages")
         if damages:
             typer.echo(
                 "Mend: restore the file from a backup, or delete its artifact directory and run again to remake it."

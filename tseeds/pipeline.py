@@ -10,20 +10,21 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from tseeds import config as configuration
 from tseeds import evaluate, problems, retention, rollout, schedule, score, seed, snapshot, update
-from tseeds.artifacts import store
+from tseeds.artifacts import disk, store
 from tseeds.artifacts.lock import locked
 from tseeds.artifacts.rundir import RunDir
 from tseeds.config import Pipeline
 from tseeds.context import Context
 from tseeds.errors import Stale, UserError
+from tseeds.history import VERSION, History
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +48,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """State of one step: why it is stale, what a redo would cost (seconds, from the committed manifest), parts done."""
+    """State of one step.
+
+    reasons: why it is stale (or fresh but unchecked). seconds: what it took, so what a redo would cost. parts: those of an
+    incomplete stage that are committed. follows: it is fresh itself, but redoing an earlier stale stage would redo it too.
+    """
 
     step: Step
     state: State
     reasons: tuple[str, ...] = ()
     seconds: float = 0.0
     parts: int = 0
+    follows: bool = False
 
 
 def setup_steps(config: Pipeline, run: RunDir) -> Iterator[Step]:
@@ -78,22 +84,22 @@ def evaluation_steps(config: Pipeline, run: RunDir, step: int) -> Iterator[Step]
         )
 
 
-def iteration_steps(config: Pipeline, run: RunDir, iteration: int) -> Iterator[Step]:
-    """The stages of one iteration in order."""
-    i = iteration
+def iteration_steps(history: History, run: RunDir, iteration: int) -> Iterator[Step]:
+    """The stages of one iteration in order, under the configuration of its time."""
+    i, config = iteration, history.at(iteration)
     policy, state = run.policy(i - 1), run.state(i - 1)
-    pool = schedule.pool_steps(config.snapshot, i - 1, snapshot_bytes=retention.snapshot_bytes(run))
+    pool = history.pool(i, snapshot_bytes=retention.snapshot_bytes(run))
     snapshots = {s: run.snapshot(s) for s in pool}
     seeded = len(schedule.seeded_samples(config, i)) > 0
     if seeded:
-        history = (
+        past = (
             [(run.stage(k, "rollout"), run.stage(k, "score")) for k in range(1, i)]
             if seed.needs_history(config)
             else []
         )
         writers = {i - 1: policy} if config.seed.sampler == "current" else snapshots
-        if config.seed.source == "live" or history:
-            yield Step(seed, seed.Inputs(run.problems, writers, i, history), run.stage(i, "seed"), i)
+        if config.seed.source == "live" or past:
+            yield Step(seed, seed.Inputs(run.problems, writers, i, past), run.stage(i, "seed"), i)
         else:
             seeded = False  # nothing to replay in the first iteration
     seeds = run.stage(i, "seed") if seeded else None
@@ -123,26 +129,33 @@ def _reference(config: Pipeline, run: RunDir, iteration: int, pool: list[int]) -
     return run.snapshot(pool[draw % len(pool)])
 
 
-def inspect(config: Pipeline, step: Step) -> Report:
+def inspect(history: History, step: Step) -> Report:
     """Fresh, stale (why), incomplete (parts done) or missing. Reads manifests only; never blocks."""
     manifest = store.read_manifest(step.out)
     if manifest is None:
         partial = step.out.with_name(step.out.name + ".partial")
-        parts = len(store.read_lines(partial / "parts.jsonl"))
-        return Report(step, "incomplete" if partial.is_dir() else "missing", parts=parts)
-    identity = step.module.identity(config, step.inputs)
+        if not partial.is_dir():
+            return Report(step, "missing")
+        try:
+            return Report(step, "incomplete", parts=len(store.read_lines(partial / store.PARTS)))
+        except UserError:
+            return Report(step, "incomplete")  # a damaged log: its parts are made again
+    identity = step.module.identity(history.at(step.iteration), step.inputs)
+    version = history.version(step.module.STAGE, step.iteration, identity.version)
+    identity = replace(identity, version=version)
     if identity.key == manifest.identity.key:
         return Report(step, "fresh", seconds=manifest.wall_s)
     return Report(step, "stale", tuple(identity.differences(manifest.identity)), manifest.wall_s)
 
 
-def execute(config: Pipeline, step: Step, context: Context) -> tuple[store.Manifest, bool]:
+def execute(history: History | Pipeline, step: Step, context: Context) -> tuple[store.Manifest, bool]:
     """Run a step unless it is fresh; returns its manifest and whether it ran.
 
     Raises:
         Stale: something else is committed at its place.
     """
-    report = inspect(config, step)
+    history = history if isinstance(history, History) else History(history)
+    report = _inspect_committed(history, step)
     if report.state == "fresh":
         manifest = store.read_manifest(step.out)
         assert manifest is not None
@@ -152,116 +165,181 @@ def execute(config: Pipeline, step: Step, context: Context) -> tuple[store.Manif
             f"{step.out}: made with other values ({'; '.join(report.reasons)}); move it away or choose another --out"
         )
     log.info("%s: running", step.name)
-    return step.module.run(config, step.inputs, step.out, context), True
+    return step.module.run(history.at(step.iteration), step.inputs, step.out, context), True
 
 
 def read_record(run: RunDir) -> dict[str, Any]:
-    """run.json: created, lineage (parent, at), changes accepted in mid-run."""
+    """run.json: created, pipeline (the configuration in force), changes made in mid-run, parent (of a fork)."""
+    mend = "restore it from a backup; it is what tseeds run wrote"
     try:
-        return json.loads(run.record.read_text())
-    except FileNotFoundError:
+        record = disk.read_object(run.record, mend)
+    except (FileNotFoundError, NotADirectoryError):
         return {"changes": []}
-    except ValueError:
-        raise UserError(f"{run.record}: damaged; it is JSON written by tseeds run") from None
+    if not isinstance(record.setdefault("changes", []), list) or not isinstance(record.get("pipeline", {}), dict):
+        raise UserError(f"{run.record}: damaged; {mend}")
+    return record
+
+
+def write_record(run: RunDir, record: dict[str, Any], config: Pipeline) -> None:
+    """Make ``config`` and the changes of ``record`` the run's. run.json decides; pipeline.toml, for reading, comes first."""
+    store.write_file(run.pipeline, configuration.dumps(config))
+    store.fault("run", "record")
+    record["pipeline"] = config.model_dump(mode="json", exclude_none=True)
+    store.write_file(run.record, json.dumps(record, indent=1))
+
+
+def committed_config(run: RunDir, record: dict[str, Any]) -> Pipeline:
+    """The configuration that the run has followed so far, whatever was written into pipeline.toml since."""
+    if "pipeline" in record:
+        return configuration.parse(record["pipeline"], str(run.record))
+    return configuration.load(run.pipeline)
+
+
+def open_history(run: RunDir) -> History:
+    """The configurations that the iterations of an existing run had."""
+    record = read_record(run)
+    return History(committed_config(run, record), record["changes"])
 
 
 def config_at(config: Pipeline, record: dict[str, Any], iteration: int) -> Pipeline:
-    """The configuration that was in force in an iteration: later accepted changes undone."""
-    undo = [c for c in record["changes"] if c["iteration"] > iteration]
-    if not undo:
-        return config
-    data = config.model_dump(mode="json", exclude_none=True)
-    for change in reversed(undo):
-        section, key = change["key"].split(".", 1)
-        if change["old"] is None:
-            data[section].pop(key, None)
-        else:
-            data[section][key] = change["old"]
-    return configuration.parse(data, "run.json")
+    """The configuration that was in force in an iteration: later changes undone."""
+    return History(config, record["changes"]).at(iteration)
 
 
-def survey(config: Pipeline, run: RunDir, *, upto: int | None = None) -> Iterator[Report]:
+def survey(history: History, run: RunDir, *, upto: int | None = None) -> Iterator[Report]:
     """State of every step up to iteration ``upto`` (default: the pipeline's), each under the configuration of its time."""
-    record = read_record(run)
-    last = config.run.iterations if upto is None else upto
-    first = config_at(config, record, 0)
-    for step in setup_steps(first, run):
-        yield _inspect_or_missing(first, step)
+    last = history.config.run.iterations if upto is None else upto
+    redo = False  # whether a stage that the following ones build on is stale
+    for report in _reports(history, run, last):
+        leaf = report.step.module is evaluate
+        yield replace(report, follows=True) if redo and report.state == "fresh" else report
+        redo = redo or (report.state == "stale" and not leaf)
+
+
+def _reports(history: History, run: RunDir, last: int) -> Iterator[Report]:
+    for step in setup_steps(history.at(0), run):
+        yield _inspect_committed(history, step)
     for i in range(1, last + 1):
-        now = config_at(config, record, i)
-        reports = [_inspect_or_missing(now, step) for step in iteration_steps(now, run, i)]
+        reports = [_inspect_committed(history, step) for step in iteration_steps(history, run, i)]
         yield from reports
         if all(r.state == "missing" for r in reports):
             return  # nothing after the first untouched iteration exists
 
 
-def _inspect_or_missing(config: Pipeline, step: Step) -> Report:
-    """inspect, where an input that does not exist yet only means that the step has not run."""
-    if store.read_manifest(step.out) is None:
-        return inspect(config, step)
+def _inspect_committed(history: History, step: Step) -> Report:
+    """inspect, where an input that is gone leaves a committed artifact as it is: what was made from it is here."""
+    manifest = store.read_manifest(step.out)
+    if manifest is None:
+        return inspect(history, step)
     try:
-        return inspect(config, step)
+        return inspect(history, step)
     except UserError as error:
-        return Report(step, "stale", (f"an input is gone: {error}",))
+        return Report(step, "fresh", (f"not compared with its input: {error}",), manifest.wall_s)
 
 
-def begun(run: RunDir) -> int:
-    """The newest iteration in which any stage was committed or begun."""
-    started = [
-        i
-        for i in run.iterations()
-        if any(p.is_dir() and not p.name.startswith(".") for p in run.stage(i, "x").parent.iterdir())
-    ]
-    return max(started, default=0)
+def unsettled(history: History, run: RunDir) -> int:
+    """The first iteration of which a stage is not committed."""
+    steps: dict[int, bool] = {}
+    for report in survey(history, run, upto=run.finished() + 1):
+        steps[report.step.iteration] = steps.get(report.step.iteration, True) and report.state in ("fresh", "stale")
+    return next((i for i in sorted(steps) if i > 0 and not steps[i]), max(steps) + 1)
 
 
-def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> Pipeline:
+def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
     """Make ``config`` the run's configuration, or refuse it where it contradicts what is committed.
 
-    With ``accept`` the changed values apply from the next iteration that has not begun; they are recorded in run.json.
+    A change applies from the first iteration of which nothing committed contradicts it, and run.json records it; ``accept``
+    is needed where it would make committed stages stale if it applied from the start.
 
     Raises:
         Stale: committed stages were made with other values and accept is False; every value is named.
     """
-    run.root.mkdir(parents=True, exist_ok=True)
+    with disk.refusals(run.root):
+        disk.make_directories(run.root)
     record = read_record(run)
-    if not run.pipeline.is_file():
-        record |= {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "changes": record["changes"]}
-        store.write_file(run.record, json.dumps(record, indent=1))
-        store.write_file(run.pipeline, configuration.dumps(config))
-        return config
-    old = configuration.load(run.pipeline)
-    stale = [r for r in survey(config, run) if r.state == "stale"]
-    if stale:
-        named = sorted({reason for r in stale for reason in r.reasons if not reason.startswith("input ")})
-        inputs = sorted({reason for r in stale for reason in r.reasons if reason.startswith("input ")})
-        cost = sum(r.seconds for r in stale)
-        what = "; ".join(named or inputs)
-        setup = [r for r in stale if r.step.iteration == 0]
-        if setup:
-            raise Stale(
-                f"{run.root}: {what}: changes {setup[0].step.module.STAGE}, which every iteration builds on; "
-                "start another run (--run NEW)"
-            )
-        if not accept:
-            raise Stale(
-                f"{run.root}: {what}: {len(stale)} committed stages from iteration {stale[0].step.iteration} on were made "
-                f"with the old value (redoing them would take about {cost:.0f} s). --accept applies the change from "
-                f"iteration {begun(run) + 1} on; tseeds fork redoes from an earlier one; or set the value back"
-            )
-        before, after = configuration.flatten(old), configuration.flatten(config)
-        start = begun(run) + 1
-        for key in sorted({*before, *after}):
-            if before.get(key) != after.get(key):
-                record["changes"].append(
-                    {"iteration": start, "key": key, "old": before.get(key), "new": after.get(key), "at": time.time()}
-                )
-        store.write_file(run.record, json.dumps(record, indent=1))
-        left = [r for r in survey(config, run) if r.state == "stale"]
-        assert not left, f"still stale after acceptance: {left[0].step.name}: {left[0].reasons}"
-    if configuration.flatten(old) != configuration.flatten(config):
-        store.write_file(run.pipeline, configuration.dumps(config))
-    return config
+    if "pipeline" not in record and not run.pipeline.is_file():
+        write_record(run, {"created": _now(), **record}, config)
+        return History(config, record["changes"])
+    old = committed_config(run, record)
+    before, after = configuration.flatten(old), configuration.flatten(config)
+    changed = [k for k in sorted({*before, *after}) if before.get(k) != after.get(k)]
+    versions = _version_changes(History(old, record["changes"]), run)
+    stale = [r for r in survey(History(config, record["changes"]), run) if r.state == "stale"]
+    if not changed and not stale:
+        if "pipeline" not in record:
+            write_record(run, record, config)
+        return History(config, record["changes"])
+    if stale and not accept:
+        raise Stale(
+            f"{run.root}: {explain(survey(History(config, record['changes']), run))}. " + _ways(old, record, run)
+        )
+    start = unsettled(History(old, record["changes"]), run)
+    as_made = History(config, [*record["changes"], *({"iteration": start, **v} for v in versions)])
+    fixed = [r for r in survey(as_made, run, upto=0) if r.state == "stale" and r.step.module is not evaluate]
+    if fixed:
+        raise Stale(
+            f"{run.root}: {explain(fixed)}; every iteration builds on it. {_ways(old, record, run, acceptable=False)}"
+        )
+    if not run.iterations() and not stale:
+        write_record(run, record, config)  # nothing depends on the old values yet
+        return History(config, record["changes"])
+    for first in (start, start + 1):
+        changes = [
+            *record["changes"],
+            *({"iteration": first, "key": k, "old": before.get(k), "new": after.get(k), "at": _now()} for k in changed),
+            *({"iteration": first, **v, "at": _now()} for v in versions),
+        ]
+        history = History(config, changes)
+        left = [r for r in survey(history, run) if r.state == "stale"]
+        if not left:
+            write_record(run, {**record, "changes": changes}, config)
+            log.info("%s: changed from iteration %d on: %s", run.root, first, ", ".join(changed))
+            return history
+    raise Stale(f"{run.root}: {explain(left)}. {_ways(old, record, run, acceptable=False)}")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _version_changes(history: History, run: RunDir) -> list[dict[str, Any]]:
+    """Stages whose committed artifacts were made by another version of the stage than this tseeds has."""
+    found: dict[str, dict[str, Any]] = {}
+    for step in (r.step for r in survey(history, run) if r.state == "stale"):
+        manifest = store.read_manifest(step.out)
+        stage, now = step.module.STAGE, step.module.VERSION
+        if manifest is not None and manifest.identity.version != now:
+            found[stage] = {"key": VERSION + stage, "old": manifest.identity.version, "new": now}
+    return list(found.values())
+
+
+def explain(reports: Iterator[Report] | Sequence[Report]) -> str:
+    """One line: which values changed, which stages that makes stale, and what redoing them would cost."""
+    found = list(reports)
+    stale = [r for r in found if r.state == "stale"]
+    follow = [r for r in found if r.follows]
+    reasons = list(dict.fromkeys(reason for r in stale for reason in r.reasons))
+    named = [r for r in reasons if not r.startswith("input ")] or reasons
+    stages = list(dict.fromkeys(r.step.module.STAGE for r in stale))
+    cost = sum(r.seconds for r in [*stale, *follow])
+    also = f" and the {len(follow)} that follow from them" if follow else ""
+    return (
+        f"{'; '.join(named)}: makes {len(stale)} committed {'stage' if len(stale) == 1 else 'stages'} stale "
+        f"({', '.join(stages)} from {stale[0].step.name} on); redoing {'it' if len(stale) == 1 else 'them'}{also} would "
+        f"take about {cost:.0f} s"
+    )
+
+
+def _ways(old: Pipeline, record: dict[str, Any], run: RunDir, *, acceptable: bool = True) -> str:
+    """What the user can do about stale stages."""
+    ways = ["set the value back", "start another run (--run NEW)"]
+    if acceptable and run.iterations():
+        first = unsettled(History(old, record["changes"]), run)
+        ways[1:] = [
+            f"tseeds run --accept applies the change from iteration {first} (or the next) on and records it",
+            "tseeds fork RUN --at N --run NEW --set … redoes from an earlier one",
+        ]
+    return f"Ways on: {'; '.join(ways)}"
 
 
 def metrics_line(run: RunDir, iteration: int) -> dict[str, Any]:
@@ -336,37 +414,51 @@ def run_pipeline(
     """
     run, listener = RunDir(Path(root)), listener or Listener()
     with locked(run.lock, f"run {root}"):
-        config = adopt(config, run, accept=accept)
+        history = adopt(config, run, accept=accept)
         context.run = run.root
-        sync_metrics(run)
-        listener.started(run, config, run.finished())
-        record = read_record(run)
-        first = config_at(config, record, 0)
-        for step in setup_steps(first, run):
+        _sweep(run)
+        done = run.finished()
+        known = {line.get("iteration") for line in store.read_lines(run.metrics)}
+        listener.started(run, config, done)
+        for step in setup_steps(history.at(0), run):
             context.check_stop()
-            manifest, ran = execute(first, step, context)
+            manifest, ran = execute(history, step, context)
             listener.stage(step, ran, manifest)
+        if done:
+            retention.collect(history, run, done)
         for i in range(1, config.run.iterations + 1):
-            now = config_at(config, record, i)
-            for step in iteration_steps(now, run, i):
+            for step in iteration_steps(history, run, i):
                 context.check_stop()
-                manifest, ran = execute(now, step, context)
+                manifest, ran = execute(history, step, context)
                 listener.stage(step, ran, manifest)
-            retention.collect(now, run)
-            for line in sync_metrics(run):
-                listener.iteration(line["iteration"], line)
+            if i > done:
+                retention.collect(history, run, i, newest=True)
+            if i not in known:  # only now: an evaluation that was interrupted belongs into the line
+                line = metrics_line(run, i)
+                store.fault("run", "metrics")
+                store.append_line(run.metrics, line)
+                listener.iteration(i, line)
     return run
+
+
+def _sweep(run: RunDir) -> None:
+    """Remove what killed processes left behind."""
+    places = [run.root, run.root / "snapshots", *(run.stage(i, "x").parent for i in run.iterations())]
+    for folder in [*places, *sorted((run.root / "evaluations").glob("*"))]:
+        if folder.is_dir():
+            store.sweep(folder)
 
 
 def attempt_log(run: RunDir) -> Path:
     """Path of the next log file of a run: logs/attempt-0001.log and so on."""
     folder = run.root / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 1_000_000):
-        path = folder / f"attempt-{number:04d}.log"
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-            return path
-        except FileExistsError:
-            continue
+    with disk.refusals(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1_000_000):
+            path = folder / f"attempt-{number:04d}.log"
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+                return path
+            except FileExistsError:
+                continue
     raise AssertionError("a million attempts")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from tseeds.artifacts import store
 from tseeds.artifacts.rundir import RunDir
-from tseeds.config import Pipeline
-from tseeds.schedule import pool_steps, snapshot_steps
+from tseeds.history import History
 
 
 @dataclass(frozen=True)
@@ -32,18 +31,23 @@ def snapshot_bytes(run: RunDir) -> int:
     return manifest.bytes if manifest else 0
 
 
-def removals(config: Pipeline, run: RunDir) -> Iterator[Removal]:
-    """What retention would remove now, oldest first."""
-    done = run.finished()
-    pool = set(pool_steps(config.snapshot, done, snapshot_bytes=snapshot_bytes(run)))
-    for step in snapshot_steps(config.snapshot, done):
-        manifest = store.read_manifest(run.snapshot(step))
-        if manifest is not None and step not in pool:
-            names = tuple(f.path for f in manifest.files if (run.snapshot(step) / f.path).is_file())
+def removals(history: History, run: RunDir, done: int, *, newest: bool = False) -> Iterator[Removal]:
+    """What retention would remove when ``done`` iterations are finished, oldest first.
+
+    newest: only what iteration ``done`` itself made superfluous; the rest went before.
+    """
+    size = snapshot_bytes(run)
+    pool = set(history.pool(done + 1, snapshot_bytes=size))
+    before = history.pool(done, snapshot_bytes=size) if done else []
+    for step in [*before, done] if newest else _taken(run):
+        path = run.snapshot(step)
+        manifest = store.read_manifest(path) if step <= done and step not in pool else None
+        if manifest is not None:
+            names = tuple(f.path for f in manifest.files if (path / f.path).is_file())
             if names:
-                yield Removal(run.snapshot(step), names, _size(run.snapshot(step), names), "left the snapshot pool")
-    keep = config.snapshot
-    for step in range(1, done):
+                yield Removal(path, names, _size(path, names), "left the snapshot pool")
+    keep = history.at(done + 1).snapshot
+    for step in range(max(1, done - keep.keep_states) if newest else 1, done):
         path = run.stage(step, "update")
         every = keep.keep_states_every
         if step > done - keep.keep_states or (every and step % every == 0):
@@ -53,9 +57,15 @@ def removals(config: Pipeline, run: RunDir) -> Iterator[Removal]:
             yield Removal(path, names, _size(path, names), f"older than the newest {keep.keep_states} iterations")
 
 
-def collect(config: Pipeline, run: RunDir) -> int:
+def collect(history: History, run: RunDir, done: int, *, newest: bool = False) -> int:
     """Remove it; returns the bytes freed."""
-    return sum(store.prune(r.path, list(r.names), r.reason) for r in removals(config, run))
+    return sum(store.prune(r.path, list(r.names), r.reason) for r in removals(history, run, done, newest=newest))
+
+
+def _taken(run: RunDir) -> list[int]:
+    """Steps of all snapshots on disk, ascending."""
+    folders = (run.root / "snapshots").glob("step-*")
+    return sorted(int(p.name[5:]) for p in folders if p.name[5:].isdigit() and (p / store.MANIFEST).is_file())
 
 
 def _size(path: Path, names: tuple[str, ...]) -> int:

@@ -93,20 +93,27 @@ def snapshot_steps(config: SnapshotConfig, step: int) -> list[int]:
     return list(range(0, step + 1, config.every))
 
 
-def pool_steps(config: SnapshotConfig, step: int, *, snapshot_bytes: int = 0) -> list[int]:
-    """Steps of the snapshots that retention keeps when the current policy is that of ``step``; step 0 always stays.
+def retained(config: SnapshotConfig, steps: Sequence[int], *, snapshot_bytes: int = 0) -> list[int]:
+    """Those of the taken snapshots (ascending, step 0 first) that retention keeps; step 0 always stays.
 
-    A pure function, so that the pool of an iteration does not depend on when files were really deleted. snapshot_bytes is
-    the size of one snapshot on disk, for the budget.
+    snapshot_bytes is the size of one snapshot on disk, for the budget.
+
+    >>> retained(SnapshotConfig(keep_last=2, keep_every=10), [0, 5, 10, 15, 20, 25])
+    [0, 10, 20, 25]
     """
-    steps = snapshot_steps(config, step)
+    kept = list(steps)
     if config.keep_last:
-        newest = set(steps[-config.keep_last :])
-        steps = [s for s in steps if s == 0 or s in newest or (config.keep_every and s % config.keep_every == 0)]
+        newest = set(kept[-config.keep_last :])
+        kept = [s for s in kept if s == 0 or s in newest or (config.keep_every and s % config.keep_every == 0)]
     if config.disk_budget_gb and snapshot_bytes:
         room = max(1, int(config.disk_budget_gb * 1e9 // snapshot_bytes) - 1)
-        steps = steps[:1] + steps[1:][-room:]
-    return steps
+        kept = kept[:1] + kept[1:][-room:]
+    return kept
+
+
+def pool_steps(config: SnapshotConfig, step: int, *, snapshot_bytes: int = 0) -> list[int]:
+    """Steps of the snapshots that retention keeps when the current policy is that of ``step``, under one configuration."""
+    return retained(config, snapshot_steps(config, step), snapshot_bytes=snapshot_bytes)
 
 
 def draw_snapshots(config: SeedConfig, steps: Sequence[int], *, run_seed: int, iteration: int) -> list[int]:
