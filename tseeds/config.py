@@ -1,7 +1,8 @@
 """Pipeline files: TOML read into typed, documented models.
 
-A pipeline file holds one table per stage. Unknown keys, wrong types and impossible combinations are one clear line
-each. Nothing here imports torch or vllm, so that ``tseeds validate`` starts at once.
+A pipeline file holds one table per stage, and may name another file as its ``base`` (``read``). Unknown keys, wrong
+types and impossible combinations are one clear line each. Nothing here imports torch or vllm, so that ``tseeds
+validate`` starts at once.
 """
 
 from __future__ import annotations
@@ -492,21 +493,55 @@ def set_value(data: dict[str, Any], assignment: str) -> None:
     data[parts[-1]] = value
 
 
+def read(path: Path | str) -> dict[str, Any]:
+    """The tables of a pipeline file over those of its ``base``, if it names one.
+
+    ``base = "other.toml"`` (relative to the file that names it) takes every value that the file itself does not set; a
+    list is replaced whole. A base may have a base of its own.
+
+    Raises:
+        UserError: a file is missing, is not TOML, or is its own base.
+    """
+    return _read(Path(path), ())
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    named = f"{path}" if not above else f"{above[-1]}: base {path}"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{named}: no such pipeline file") from None
+    except IsADirectoryError:
+        raise UserError(f"{named}: is a directory; name a pipeline file (.toml)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{named}: not valid TOML: {error}") from None
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise UserError(f'{path}: base = {base!r}: name one pipeline file, such as base = "toy.toml"')
+    if path.resolve() in [p.resolve() for p in above]:
+        raise UserError(f"{path}: base leads back to the file itself")
+    return _over(_read(path.parent / base, (*above, path)), data)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``, table by table."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
 def load(path: Path | str, sets: list[str] | tuple[str, ...] = ()) -> Pipeline:
-    """Read and check a pipeline file, with ``--set`` assignments applied.
+    """Read and check a pipeline file and what it is based on (``read``), with ``--set`` assignments applied.
 
     Raises:
         UserError: the file is missing, is not TOML, or holds a mistake.
     """
     path = Path(path)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such pipeline file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a directory; name a pipeline file (.toml)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
+    data = read(path)
     for assignment in sets:
         set_value(data, assignment)
     return parse(data, str(path))

@@ -100,3 +100,55 @@ def test_every_field_is_documented() -> None:
         assert section.__doc__, name
         for key, info in section.model_fields.items():
             assert info.description, f"{name}.{key}"
+
+
+def test_a_base_gives_what_the_file_does_not_set(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "root.toml").write_text(
+        '[policy]\npath = "p"\n[problems]\npath = ["a", "b"]\n[seed]\nlo = 0.1\nhi = 0.3\n[run]\niterations = 7\n'
+    )
+    (tmp_path / "deep" / "middle.toml").write_text('base = "../root.toml"\n[seed]\nhi = 0.4\n')
+    (tmp_path / "deep" / "leaf.toml").write_text('base = "middle.toml"\n[seed]\nlo = 0.2\n[problems]\npath = ["c"]\n')
+    leaf = config.load(tmp_path / "deep" / "leaf.toml", ["run.seed=3"])
+    assert (leaf.seed.lo, leaf.seed.hi) == (0.2, 0.4)
+    assert leaf.problems.path == ["c"]  # a list is replaced whole
+    assert (leaf.run.iterations, leaf.run.seed) == (7, 3)
+    assert config.parse(tomllib.loads(config.dumps(leaf))) == leaf
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [
+        ('"gone.toml"', ["a.toml: base", "gone.toml: no such pipeline file"]),
+        ('"a.toml"', ["a.toml", "back to the file itself"]),
+        ('"b.toml"', ["a.toml", "back to the file itself"]),
+        ("3", ["a.toml: base = 3", "name one pipeline file"]),
+        ('"broken.toml"', ["a.toml: base", "broken.toml: not valid TOML"]),
+    ],
+)
+def test_a_wrong_base_is_one_line(tmp_path: Path, base: str, names: list[str]) -> None:
+    (tmp_path / "a.toml").write_text(f"base = {base}\n")
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n')
+    (tmp_path / "broken.toml").write_text("[[[")
+    with pytest.raises(UserError) as caught:
+        config.load(tmp_path / "a.toml")
+    for name in names:
+        assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_arms_differ_in_their_mixing_alone() -> None:
+    """METHOD section 6: same task, policy, sampling, optimizer, minibatches and evaluation in every arm."""
+    mixing = {
+        "prefix_weight", "prefix_coef", "prefix_top_entropy", "prefix_cap", "advantage", "aggregation", "eps_high",
+        "dual_clip", "drop_degenerate", "kl_coef", "kl_reference", "entropy_coef",
+    }  # fmt: skip
+    arms = [p for p in PIPELINES if p.parent.name == "arms"]
+    assert len(arms) >= 14
+    base = config.flatten(config.load(arms[0].parents[1] / "claims.toml"))
+    assert base["update.minibatches"] >= 2
+    for arm in arms:
+        values = config.flatten(config.load(arm))
+        changed = {k for k in values if values[k] != base[k]}
+        assert {k for k in changed if not k.startswith("seed.")} <= {f"update.{k}" for k in mixing}, arm.stem
+        assert bool(changed) == (arm.stem != "on-policy"), arm.stem
