@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, Group
@@ -29,16 +30,20 @@ _CURVES = (
 )
 
 
-def sparkline(values: list[float], width: int = 32) -> str:
-    """The last values as block characters, scaled to their own range.
+def sparkline(values: list[float], width: int = 24) -> str:
+    """A curve as at most ``width`` block characters: means of equal stretches, scaled to their own range.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
+    >>> sparkline([0.0, 0.0, 1.0, 1.0], width=2)
+    '▁█'
     """
-    values = values[-width:]
-    low, high = min(values, default=0.0), max(values, default=0.0)
+    count = min(width, len(values))
+    cuts = [k * len(values) // count for k in range(count + 1)] if count else []
+    means = [_mean(values[a:b]) for a, b in pairwise(cuts)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
     span = (high - low) or 1.0
-    return "".join(_BLOCKS[min(7, int((v - low) / span * 7 + 0.5))] for v in values)
+    return "".join(_BLOCKS[min(7, int((v - low) / span * 7 + 0.5))] for v in means)
 
 
 class _Stage(Progress):
@@ -156,18 +161,18 @@ class Panel(chain.Listener):
             ("reward", "reward"),
             ("reward_seeded", "  seeded rows"),
             ("reward_unseeded", "  unseeded rows"),
-            ("entropy", "entropy (unseeded rows, nats)"),
+            ("entropy", "entropy, unseeded (nats)"),
             ("effective_entropy", "effective entropy (nats)"),
-            ("clip_fraction_seed", "clip fraction, seed tokens"),
-            ("clip_fraction_continuation", "clip fraction, continuation tokens"),
-            ("clipped_mass_all", "clipped mass (gradient lost)"),
+            ("clip_fraction_seed", "clip fraction, seed"),
+            ("clip_fraction_continuation", "clip fraction, continuation"),
+            ("clipped_mass_all", "clipped mass"),
             ("zero_variance_share", "groups without signal"),
             ("response_length", "response length (tokens)"),
         )
         for key, title in rows:
             values = [h[key] for h in self._history if h.get(key) is not None]
             if values:
-                table.add_row(title, _number(_mean(values[:n])), _number(_mean(values[-n:])), sparkline(values, 40))
+                table.add_row(title, _number(_mean(values[:n])), _number(_mean(values[-n:])), sparkline(values))
         return table
 
 
