@@ -14,7 +14,22 @@ from mpmath import mp
 
 from tseeds.grading.normalise import normalise
 from tseeds.grading.options import GradingOptions
-from tseeds.grading.parse import DOTS, EMPTY, FUNCTIONS, INFINITY, PLAIN_GREEK, UNITS, Node, ParseError, members, num, number_word, parse, sym
+from tseeds.grading.parse import (
+    DOTS,
+    EMPTY,
+    FUNCTIONS,
+    INFINITY,
+    PLAIN_GREEK,
+    UNITS,
+    Node,
+    ParseError,
+    members,
+    names,
+    num,
+    number_word,
+    parse,
+    sym,
+)
 from tseeds.grading.values import (
     PRIMES,
     Huge,
@@ -35,23 +50,21 @@ CONSTANT_DIGITS = (240, 900)
 POINT_DIGITS = (240,)
 MAX_MEMBERS = 80
 FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
-SCALARS = frozenset(
-    "num based sym const neg add mixed mul div pow pct deg fn app sum prod group pm mp name unit".split()
-)
-WHOLE_ONLY = frozenset("factorial factorial2 binom floor ceil gcd lcm".split())
+SCALARS = names("num based sym const neg add mixed mul div pow pct deg fn app sum prod group pm mp name unit")
+WHOLE_ONLY = names("factorial factorial2 binom floor ceil gcd lcm")
 
 
 class Undecided(ValueError):
     """This module cannot tell; another method may."""
 
 
-# Words
-
 WRAPPER = re.compile(
     r"\\(?:text|textrm|textbf|textit|textnormal|textsf|texttt|mbox|hbox|emph|mathrm|mathbf|mathit|mathsf|mathtt|operatorname|"
     r"boxed|fbox|bm|boldsymbol)\s*\{([^{}]*)\}"
 )
-CHOICE = re.compile(r"(?:\(([A-Ha-h])\)|([A-Ha-h]))\s*(?:[.:)]\s*(?P<rest>.+)|[.:)]|(?<=\))\s*(?P<more>.+))?", re.DOTALL)
+CHOICE = re.compile(
+    r"(?:\(([A-Ha-h])\)|([A-Ha-h]))\s*(?:[.:)]\s*(?P<rest>.+)|[.:)]|(?<=\))\s*(?P<more>.+))?", re.DOTALL
+)
 WORD = re.compile(r"[A-Za-z]{3,}")
 PROSE_LETTERS = re.compile(r"[A-Za-z\s'\-.,!?]+")
 NOTHING = frozenset(
@@ -100,7 +113,8 @@ def words(text: str) -> str | None:
 def _wordy(plain: str) -> bool:
     found = WORD.findall(plain)
     return bool(found) and not any(
-        word in FUNCTIONS or word in PLAIN_GREEK or word.lower() in ("and", "infinity", "infty", "inf") for word in found
+        word in FUNCTIONS or word in PLAIN_GREEK or word.lower() in ("and", "infinity", "infty", "inf")
+        for word in found
     )
 
 
@@ -163,9 +177,6 @@ def gold_problem(gold: str) -> str | None:
     return None
 
 
-# Lists, plus-minus, labels
-
-
 def expand(node: Node) -> list[Node]:
     r"""The values that `\pm` stands for: linked with `\mp`, otherwise all combinations."""
     if node.head == "list":
@@ -205,8 +216,12 @@ def is_name(node: Node) -> bool:
     if node.head == "tuple":
         return all(is_name(item) for item in members(node))
     if node.head == "mul":
-        return all(part.head == "sym" and part.args[0][0].isupper() or part.head == "const" for part in node.args) or (
-            len(node.args) == 2 and node.args[0].head == "sym" and (node.args[1].head == "sym" and len(node.args[1].args[0]) == 1)
+        return all(
+            (part.head == "sym" and part.args[0][0].isupper()) or part.head == "const" for part in node.args
+        ) or (
+            len(node.args) == 2
+            and node.args[0].head == "sym"
+            and (node.args[1].head == "sym" and len(node.args[1].args[0]) == 1)
             and node.args[0].args[0].isupper()
         )
     if node.head == "div":
@@ -260,7 +275,13 @@ def tidy(node: Node) -> Node:
             ops, terms = ops[:at], terms[: at + 1]
     if len(ops) > 1 and all(op == "=" for op in ops):
         ops, terms = ["="], [terms[0], terms[-1]]
-    if ops == ["="] and symbols(terms[0]) == frozenset() and is_name(terms[1]) and terms[1].head == "sym" and _constant(terms[0]):
+    if (
+        ops == ["="]
+        and symbols(terms[0]) == frozenset()
+        and is_name(terms[1])
+        and terms[1].head == "sym"
+        and _constant(terms[0])
+    ):
         terms.reverse()
     return terms[0] if not ops else Node("rel", (tuple(ops), *terms))
 
@@ -271,9 +292,6 @@ def _constant(node: Node) -> bool:
 
 def is_equation(node: Node) -> bool:
     return node.head == "rel" and node.args[0] == ("=",)
-
-
-# Real sets
 
 
 class Region:
@@ -383,7 +401,9 @@ def _region(node: Node) -> Region | None:
     if head == "setb":
         item, joined, *conditions = args
         start = _region(item) if item.head == "rel" else LINE
-        rest = _region(Node("list", ("or" if joined == "or" else "and", *conditions)) if len(conditions) > 1 else conditions[0])
+        rest = _region(
+            Node("list", ("or" if joined == "or" else "and", *conditions)) if len(conditions) > 1 else conditions[0]
+        )
         return None if start is None or rest is None else Region("inter", start, rest)
     return None
 
@@ -461,16 +481,17 @@ def is_region_like(node: Node) -> bool:
     return False
 
 
-# Units of measure
-
-LENGTHS = {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": 1, "km": 1000, "in": "127/5000", "ft": "381/1250", "yd": "1143/1250", "mi": "1609344/1000"}  # fmt: skip
-MASSES = {"mg": "1/1000", "g": 1, "kg": 1000}
-TIMES = {"ms": "1/1000", "sec": 1, "min": 60, "hr": 3600, "day": 86400, "week": 604800}
-MONEY = {"cent": 1, "dollar": 100}
+MEASURES: dict[str, dict[str, str]] = {
+    "length": {
+        "mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250",
+        "yd": "1143/1250", "mi": "201168/125",
+    },
+    "mass": {"mg": "1/1000", "g": "1", "kg": "1000"},
+    "time": {"ms": "1/1000", "sec": "1", "min": "60", "hr": "3600", "day": "86400", "week": "604800"},
+    "money": {"cent": "1", "dollar": "100"},
+}  # fmt: skip
 DIMENSIONS = {
-    unit: (dimension, Fraction(factor))
-    for dimension, table in {"length": LENGTHS, "mass": MASSES, "time": TIMES, "money": MONEY}.items()
-    for unit, factor in table.items()
+    unit: (dimension, Fraction(factor)) for dimension, table in MEASURES.items() for unit, factor in table.items()
 }
 UNIT_NAMES = {
     "millimeter": "mm", "millimetre": "mm", "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m",
@@ -508,9 +529,6 @@ def plain_measure(node: Node) -> Node:
     return node
 
 
-# Numbers
-
-
 def has_decimal(node: Node) -> bool:
     return any(part.head == "num" and part.args[1] for part in walk(node))
 
@@ -544,7 +562,9 @@ def key(node: Node) -> str:
     if head == "neg" and args[0].head == "num":
         return _number_key(-args[0].args[0])
     parts = [
-        key(arg) if isinstance(arg, Node) else "[" + ";".join(key(c) if isinstance(c, Node) else str(c) for c in arg) + "]"
+        key(arg)
+        if isinstance(arg, Node)
+        else "[" + ";".join(key(c) if isinstance(c, Node) else str(c) for c in arg) + "]"
         if isinstance(arg, tuple)
         else str(arg)
         for arg in args
@@ -602,17 +622,28 @@ class Comparer:
             if len(one) == 1 and one[0].head == "tuple" and len(members(one[0])) == len(other):
                 # (1,2,3) without its brackets, or as x=1, y=2, z=3.
                 if len(other) > 2 and not any(item.head in ("tuple", "rel") for item in other):
-                    pairs = zip(members(golds[0]) if one is golds else golds, members(answers[0]) if one is answers else answers, strict=True)
+                    pairs = zip(
+                        members(golds[0]) if one is golds else golds,
+                        members(answers[0]) if one is answers else answers,
+                        strict=True,
+                    )
                     return all(self.same(a, b) for a, b in pairs)
                 named = [v.args[2] for v in other] if self._distinct_names(other) else None
                 if named and one[0].args[:2] == ("(", ")"):
-                    return self.same(golds[0], Node("tuple", ("(", ")", *named))) if one is golds else self.same(
-                        Node("tuple", ("(", ")", *named)), answers[0]
+                    return (
+                        self.same(golds[0], Node("tuple", ("(", ")", *named)))
+                        if one is golds
+                        else self.same(Node("tuple", ("(", ")", *named)), answers[0])
                     )
         sets = False
         lists: list[list[Node]] = []
         for node, values in ((gold, golds), (answer, answers)):
-            if len(values) == 1 and is_equation(values[0]) and values[0].args[2].head == "set" and is_name(values[0].args[1]):
+            if (
+                len(values) == 1
+                and is_equation(values[0])
+                and values[0].args[2].head == "set"
+                and is_name(values[0].args[1])
+            ):
                 values = [values[0].args[2]]
             if len(values) == 1 and values[0].head == "set":
                 values, sets = list(values[0].args), True
@@ -771,7 +802,11 @@ class Comparer:
     def _matrices(self, gold: Node, answer: Node) -> bool:
         a, b = matrix(gold), matrix(answer)
         if a is None or b is None:
-            if a is None and b is None or "tuple" not in (gold.head, answer.head):
+            if "tuple" not in (gold.head, answer.head):
+                if has_head(gold, "mat") != has_head(answer, "mat"):
+                    return False
+                raise Undecided("matrix")
+            if a is None and b is None:
                 raise Undecided("matrix")
             rows, other = (a, answer) if a is not None else (b, gold)
             assert rows is not None
@@ -808,7 +843,9 @@ class Comparer:
         if is_name(gl) and is_name(al):
             if is_call(gl) and is_call(al) and len(gl.args) == len(al.args):
                 renamed = {
-                    a.args[0]: g for g, a in zip(gl.args[1:], al.args[1:], strict=True) if g.head == a.head == "sym" and g != a
+                    a.args[0]: g
+                    for g, a in zip(gl.args[1:], al.args[1:], strict=True)
+                    if g.head == a.head == "sym" and g != a
                 }
                 ar = substitute(ar, lambda part: renamed.get(part.args[0]) if part.head == "sym" else None)
             free = key(gl) == key(al) or not (symbols(al) - _arguments(al)) & symbols(ar)
@@ -906,7 +943,9 @@ class Comparer:
             a, b = strip_degrees(gold), strip_degrees(answer)
             if self._plain_equal(a, b):
                 return True
-            if not self.options.degrees_as_radians or (has_head(a, "deg") == has_head(b, "deg") and (a, b) == (gold, answer)):
+            if not self.options.degrees_as_radians or (
+                has_head(a, "deg") == has_head(b, "deg") and (a, b) == (gold, answer)
+            ):
                 return False
         return self._plain_equal(gold, answer)
 
@@ -952,7 +991,7 @@ def is_literal(node: Node) -> bool:
     if node.head in ("neg", "pct", "deg"):
         return is_literal(node.args[0])
     if node.head in ("div", "mixed"):
-        return all(part.head == "num" or part.head in ("neg", "div") and is_literal(part) for part in node.args)
+        return all(part.head == "num" or (part.head in ("neg", "div") and is_literal(part)) for part in node.args)
     if node.head == "mul" and len(node.args) == 2:
         ten = node.args[1]
         return node.args[0].head == "num" and ten.head == "pow" and ten.args[0] == num(10) and is_literal(ten.args[1])
@@ -1001,7 +1040,9 @@ def _gap(gold: Node, answer: Node, env: dict[str, Fraction], digits: int, log_te
         return a, b, abs(a - b), left.complex_seen or right.complex_seen
 
 
-def _vanishes(gold: Node, answer: Node, env: dict[str, Fraction], gap: Any, precisions: tuple[int, ...], log_ten: bool) -> bool:
+def _vanishes(
+    gold: Node, answer: Node, env: dict[str, Fraction], gap: Any, precisions: tuple[int, ...], log_ten: bool
+) -> bool:
     """Whether a difference is zero: with more digits it shrinks as rounding errors do, and as no number does."""
     before = DIGITS
     for digits in precisions:
@@ -1116,8 +1157,6 @@ def identical(gold: Node, answer: Node, options: GradingOptions, tolerant: bool,
     raise Undecided("no point where both expressions have values")
 
 
-# Matrices
-
 Rows = list[list[Node]]
 
 
@@ -1156,9 +1195,11 @@ def matrix(node: Node) -> Rows | None:
             return None
         for at, (rows, arg) in enumerate(factors):
             if rows is None:
-                product = [[Node("div", (c, arg)) if head == "div" else Node("mul", (arg, c)) for c in row] for row in product]
+                product = [
+                    [Node("div", (c, arg)) if head == "div" else Node("mul", (arg, c)) for c in row] for row in product
+                ]
         return product
-    if head == "fn" and args[0] == "transpose" or head == "pow" and args[1] == sym("T"):
+    if (head == "fn" and args[0] == "transpose") or (head == "pow" and args[1] == sym("T")):
         inner = matrix(args[1] if head == "fn" else args[0])
         return None if inner is None else [list(row) for row in zip(*inner, strict=True)]
     return None
@@ -1168,10 +1209,10 @@ def _times(a: Rows, b: Rows) -> Rows | None:
     if len(a[0]) != len(b) or len(a) * len(b) * len(b[0]) > 400:
         return None
     columns = list(zip(*b, strict=True))
-    return [[Node("add", tuple(Node("mul", pair) for pair in zip(row, column, strict=True))) for column in columns] for row in a]
-
-
-# Whole answers
+    return [
+        [Node("add", tuple(Node("mul", pair) for pair in zip(row, column, strict=True))) for column in columns]
+        for row in a
+    ]
 
 
 @lru_cache(maxsize=8192)
@@ -1245,7 +1286,8 @@ def same_answer(gold: str, answer: str, options: GradingOptions) -> bool:
                 return True
     if gold_words is not None or answer_words is not None:
         short = all(
-            plain is None or (len(plain) <= 3 and "\\text" not in text) for plain, text in ((gold_words, gold), (answer_words, answer))
+            plain is None or (len(plain) <= 3 and "\\text" not in text)
+            for plain, text in ((gold_words, gold), (answer_words, answer))
         )
         if not short:
             values = [
@@ -1270,4 +1312,3 @@ def _is(node: Node, wanted: Node) -> bool:
         node = node.args[2]
     a, b = region(node), region(wanted)
     return a is not None and b is not None and same_region(a, b)
-

@@ -12,8 +12,11 @@ from fractions import Fraction
 LITERAL = re.compile(
     r"([-+]?)(?:(\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d*))?|\.(\d+))(?:[eE]([-+]?\d{1,4}))?(?:\s*(?:\\%|%))?\Z", re.ASCII
 )
-FRACTION = re.compile(r"([-+]?)(?:(\d{1,400})/(\d{1,400})|\\[dtc]?frac(?:\{(-?\d{1,400})\}\{(\d{1,400})\}|(\d)(\d)))\Z", re.ASCII)
+FRACTION = re.compile(
+    r"([-+]?)(?:(\d{1,400})/(\d{1,400})|\\[dtc]?frac(?:\{(-?\d{1,400})\}\{(\d{1,400})\}|(\d)(\d)))\Z", re.ASCII
+)
 CLEAN = re.compile(r"\\!|\\,|\\ |\\\$|\$|\{,\}(?=\d{3})")
+LABEL = re.compile(r"(?<=\d)\s*\\(?:text|mbox|textrm|mathrm)\{\s*units?\s*\}\Z", re.ASCII)
 BIG = 1_000
 WHOLE_DIGITS = 15
 
@@ -26,6 +29,7 @@ def strip(text: str) -> str:
     text = text.strip()
     if "\\" in text or "$" in text:
         text = CLEAN.sub("", text).strip()
+        text = LABEL.sub("", text)
     return text[:-1] if text.endswith(".") and text[-2:-1].isdigit() else text
 
 

@@ -41,7 +41,9 @@ class Grader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -121,7 +123,9 @@ class Grader:
         gold, answer, _ = key
         extracted = None if tasks.kind(self.options.task) == "python" else answer
         if result is TimedOut:
-            return Grade(Verdict.timeout, extracted, None, 1000 * seconds, detail=f"more than {self.options.time_limit} s")
+            return Grade(
+                Verdict.timeout, extracted, None, 1000 * seconds, detail=f"more than {self.options.time_limit} s"
+            )
         if result is Died:
             return Grade(Verdict.error, extracted, None, 1000 * seconds, detail="the worker died twice")
         assert isinstance(result, tasks.Outcome)

@@ -121,7 +121,7 @@ def _flatten_parentheses(text: str) -> str:
             stack.append(at)
         elif char == ")" and stack:
             partner[stack.pop()] = at
-    drop = set()
+    drop: set[int] = set()
     for opened, closed in partner.items():
         if partner.get(opened + 1) == closed - 1:
             drop.update((opened + 1, closed - 1))

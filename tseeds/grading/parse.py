@@ -15,6 +15,11 @@ MAX_EXPONENT = 20_000
 MAX_CHAIN = 1_000
 
 
+def names(text: str) -> frozenset[str]:
+    """The words of a text as a set."""
+    return frozenset(text.split())
+
+
 class ParseError(ValueError):
     """The text is not mathematics that this parser reads."""
 
@@ -39,21 +44,21 @@ INFINITY = Node("const", ("inf",))
 DOTS = Node("const", ("ldots",))
 EMPTY = Node("name", ("empty",))
 
-GREEK = frozenset(
+GREEK = names(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega".split()
+    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
 )
 PLAIN_GREEK = GREEK - {"mu", "nu", "xi", "chi", "psi", "eta", "iota", "Xi", "Pi", "Phi", "Psi"}
 VARIANTS = {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma"}
-SYMBOL_COMMANDS = frozenset(
-    "hbar ell odot oplus otimes partial nabla mho Re Im aleph square Box star prime bigstar dagger diamond wp".split()
+SYMBOL_COMMANDS = names(
+    "hbar ell odot oplus otimes partial nabla mho Re Im aleph square Box star prime bigstar dagger diamond wp"
 )
 FUNCTIONS = {
     name: name
-    for name in (
+    for name in names(
         "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh "
         "arccosh arctanh log ln lg exp max min gcd lcm det arg sqrt abs floor ceil cbrt"
-    ).split()
+    )
 } | {
     "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
     "arsinh": "arcsinh", "arcosh": "arccosh", "artanh": "arctanh", "tg": "tan", "ctg": "cot", "cosec": "csc",
@@ -69,21 +74,21 @@ RELATIONS = {
     r"\equiv": "equiv", r"\propto": "propto", r"\subset": "subset", r"\subseteq": "subset", r"\simeq": "~",
     r"\cong": "cong", r"\parallel": "parallel", r"\perp": "perp", r"\coloneqq": "=", r"\triangleq": "=",
 }  # fmt: skip
-TEXT_COMMANDS = frozenset(r"\text \textrm \textbf \textit \textnormal \textsf \texttt \textup \mbox \hbox \emph".split())
-FONT_COMMANDS = frozenset(
+TEXT_COMMANDS = names(r"\text \textrm \textbf \textit \textnormal \textsf \texttt \textup \mbox \hbox \emph")
+FONT_COMMANDS = names(
     r"\mathrm \mathbf \mathit \mathsf \mathtt \mathnormal \operatorname \bm \boldsymbol \mathcal \mathscr \mathfrak "
-    r"\pmb \textstyle \symbf".split()
+    r"\pmb \textstyle \symbf"
 )
-ACCENTS = frozenset(
+ACCENTS = names(
     r"\overline \underline \vec \hat \bar \tilde \widehat \widetilde \dot \ddot \overrightarrow \overleftarrow "
-    r"\overset \check \breve \acute \grave \dddot \overbrace \underbrace \overleftrightarrow \overparen".split()
+    r"\overset \check \breve \acute \grave \dddot \overbrace \underbrace \overleftrightarrow \overparen"
 )
-SKIPPED = frozenset(
+SKIPPED = names(
     r"\angle \triangle \measuredangle \sphericalangle \boxed \fbox \ensuremath \mathop \mathbin \mathrel \therefore "
-    r"\color \nolimits \limits \displaystyle \textstyle \protect".split()
+    r"\color \nolimits \limits \displaystyle \textstyle \protect"
 )
-MATRICES = frozenset("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix".split())
-UNITS = frozenset(
+MATRICES = names("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix")
+UNITS = names(
     """cm mm km nm dm ft yd mi kg mg lb lbs oz kph mph mL ml dl sec secs min mins hr hrs ms Hz kHz MHz GHz eV keV MeV GeV
     kJ kcal cal Pa kPa MPa atm mol kmol rad deg sq cu kW MW kWh dollar dollars cent cents meter meters metre metres foot
     feet inch inches yard yards mile miles gram grams kilogram kilograms kilometer kilometers kilometre kilometres
@@ -91,7 +96,7 @@ UNITS = frozenset(
     days week weeks month months year years unit units square cubic degree degrees radian radians pound pounds ounce
     ounces liter liters litre litres gallon gallons newton newtons joule joules watt watts volt volts ohm ohms percent
     pct people students times points point per euros euro usd USD pm am PM AM mins tons ton inch in erg ergs Gyr Myr yr
-    pc kpc Mpc AU Angstrom angstrom angstroms Angstroms mum""".split()
+    pc kpc Mpc AU Angstrom angstrom angstroms Angstroms mum"""
 )
 SEPARATOR_TEXT = re.compile(r"(?:,|;|and|or|\s)+", re.IGNORECASE)
 TOKEN = re.compile(
@@ -100,12 +105,12 @@ TOKEN = re.compile(
     re.DOTALL,
 )
 NUMBER_WORDS = {
-    word: value
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-    )
-}
-TENS = {word: 10 * (k + 2) for k, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
+}  # fmt: skip
+TENS = {
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
 TEENS = {"seventeen": 17, "eighteen": 18, "nineteen": 19, "hundred": 100}
 BASE_DIGITS = re.compile(r"([0-9A-F]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d+|[a-z]+)\s*\}?\s*\}|(\d+))")
 CHOOSE = (r"\choose", r"\over", r"\atop")
@@ -382,7 +387,11 @@ class Parser:
         while True:
             token = self.peek()
             op = RELATIONS.get(token.value)
-            if token.kind == "word" and token.value == "in" and self.text[token.stop : token.stop + 2].strip()[:1] in ("(", "[", "{", "\\"):
+            if (
+                token.kind == "word"
+                and token.value == "in"
+                and self.text[token.stop : token.stop + 2].strip()[:1] in ("(", "[", "{", "\\")
+            ):
                 op = "in"
             if token.value == r"\not":
                 self.take()
@@ -400,7 +409,9 @@ class Parser:
             self.take()
             ops.append("mod")
             terms.append(self.primary())
-        elif self.peek().value == "(" and re.match(r"\(\s*\\?(?:mod|bmod|text\{\s*mod\s*\})(?![A-Za-z])", self.text[self.peek().start :]):
+        elif self.peek().value == "(" and re.match(
+            r"\(\s*\\?(?:mod|bmod|text\{\s*mod\s*\})(?![A-Za-z])", self.text[self.peek().start :]
+        ):
             self.take()
             token = self.take()
             if token.value in TEXT_COMMANDS:
@@ -427,7 +438,16 @@ class Parser:
     def parse_set(self) -> Node:
         start = self.peek().value
         node = self.parse_sum()
-        while self.peek().value in (r"\cup", r"\cap", r"\setminus", r"\backslash", r"\bigcup", r"\smallsetminus", "U", "u"):
+        while self.peek().value in (
+            r"\cup",
+            r"\cap",
+            r"\setminus",
+            r"\backslash",
+            r"\bigcup",
+            r"\smallsetminus",
+            "U",
+            "u",
+        ):
             token = self.peek()
             if token.value in ("U", "u") and not self._is_union(token):
                 break
@@ -478,7 +498,9 @@ class Parser:
         start = self.peek()
         node = self.parse_power()
         factors = 0
-        literal = start.kind == "num" and self.at == start.stop and "." not in start.value and "e" not in start.value.lower()
+        literal = (
+            start.kind == "num" and self.at == start.stop and "." not in start.value and "e" not in start.value.lower()
+        )
         while True:
             token = self.peek()
             factors += 1
@@ -554,12 +576,33 @@ class Parser:
                 return not self._font_is_unit(token)
             if value in (r"\{", r"\frac", r"\sqrt", r"\binom", r"\lfloor", r"\lceil", r"\langle", r"\lvert", r"\infty"):
                 return True
-            if value in ACCENTS or value in SKIPPED or value in (r"\pi", r"\ldots", r"\begin", r"\mathbb", r"\sum", r"\prod"):
+            if (
+                value in ACCENTS
+                or value in SKIPPED
+                or value in (r"\pi", r"\ldots", r"\begin", r"\mathbb", r"\sum", r"\prod")
+            ):
                 return True
-            if value in (r"\cup", r"\cap", r"\setminus", r"\backslash", r"\end", r"\cdot", r"\times", r"\div", r"\pm", r"\mp"):
+            if value in (
+                r"\cup",
+                r"\cap",
+                r"\setminus",
+                r"\backslash",
+                r"\end",
+                r"\cdot",
+                r"\times",
+                r"\div",
+                r"\pm",
+                r"\mp",
+            ):
                 return False
             name = value[1:]
-            return name in GREEK or name in VARIANTS or name in FUNCTIONS or name in SYMBOL_COMMANDS or name in ("cdots", "dots", "emptyset")
+            return (
+                name in GREEK
+                or name in VARIANTS
+                or name in FUNCTIONS
+                or name in SYMBOL_COMMANDS
+                or name in ("cdots", "dots", "emptyset")
+            )
         if value == "|":
             return self.bars == 0 and not self.in_builder
         return value in ("(", "[", "{")
@@ -605,7 +648,7 @@ class Parser:
             elif value == r"\degree":
                 self.take()
                 node = Node("deg", (node,))
-            elif value == "_" and node.head in ("num", "neg") or value == "_" and node.head == "group":
+            elif (value == "_" and node.head in ("num", "neg")) or (value == "_" and node.head == "group"):
                 self.take()
                 base = self.raw_group()
                 node = _in_base(node, base)
@@ -629,7 +672,17 @@ class Parser:
             squeezed = inner.replace(" ", "")
             if squeezed in (r"\circ", r"\degree", r"\text{o}", r"\mathrm{o}", r"{\circ}"):
                 return Node("deg", (base,))
-            if squeezed in (r"\text{th}", r"\text{st}", r"\text{nd}", r"\text{rd}", "th", "st", "nd", "rd", r"\mathrm{th}"):
+            if squeezed in (
+                r"\text{th}",
+                r"\text{st}",
+                r"\text{nd}",
+                r"\text{rd}",
+                "th",
+                "st",
+                "nd",
+                "rd",
+                r"\mathrm{th}",
+            ):
                 return base
             primes = re.fullmatch(r"(?:\\prime|')+", squeezed)
             if primes:
@@ -662,7 +715,12 @@ class Parser:
     def parse_tight(self) -> Node:
         """One token or group, as after ^."""
         token = self.peek()
-        if token.kind == "word" and token.value not in FUNCTIONS and token.value not in PLAIN_GREEK and token.value != "pi":
+        if (
+            token.kind == "word"
+            and token.value not in FUNCTIONS
+            and token.value not in PLAIN_GREEK
+            and token.value != "pi"
+        ):
             self.at = token.start + 1
             return self._letter(token.value[0])
         return self.primary()
@@ -681,7 +739,9 @@ class Parser:
             return self.sub(self.raw_group())
         if token.kind == "num" and not whole_number:
             self.at = token.start + 1
-            return num(int(token.value[0])) if token.value[0].isdigit() else self._fail("a point where a digit must stand")
+            return (
+                num(int(token.value[0])) if token.value[0].isdigit() else self._fail("a point where a digit must stand")
+            )
         if token.kind == "word" and token.value not in PLAIN_GREEK and token.value != "pi":
             self.at = token.start + 1
             return self._letter(token.value[0])
@@ -790,7 +850,7 @@ class Parser:
             if inner == "\\" or not inner:
                 raise ParseError("empty subscript")
             inner = _plain_subscript(inner)
-            if inner in self.bound or re.search(r"[A-Za-z]", inner) and re.search(r"[-+*/]|\d[a-z]", inner):
+            if inner in self.bound or (re.search(r"[A-Za-z]", inner) and re.search(r"[-+*/]|\d[a-z]", inner)):
                 try:
                     node = Node("app", (name + "_", self.sub(inner)))
                 except ParseError:
@@ -813,7 +873,9 @@ class Parser:
         content = match.group(1) if match else ""
         letter = name[0] if not name.startswith("Theta") else "O"
         number = bool(re.fullmatch(r"-?\d+(?:\.\d+)?", content))
-        single = bool(re.fullmatch(r"\\?[A-Za-z]+|[A-Za-z]_\{?\w+\}?", content)) and (len(content) == 1 or "\\" in content)
+        single = bool(re.fullmatch(r"\\?[A-Za-z]+|[A-Za-z]_\{?\w+\}?", content)) and (
+            len(content) == 1 or "\\" in content
+        )
         always = letter in "fFgG" or name in ("O", "o", "Omega", "Theta")
         if always or number or (single and letter in "hHpPqQuvQE" and letter not in content):
             self.take()
@@ -829,7 +891,9 @@ class Parser:
         while self.peek().value in ("_", "^") and name not in ("sqrt", "cbrt"):
             if self.take().value == "_":
                 token = self.peek()
-                base = self.argument(whole_number=token.kind == "num" and len(token.value) <= 2 and not self._glued_log(token))
+                base = self.argument(
+                    whole_number=token.kind == "num" and len(token.value) <= 2 and not self._glued_log(token)
+                )
             else:
                 power = self.sub(self.raw_group()) if self.peek().value == "{" else self.parse_tight_signed()
         if name in ("sqrt", "cbrt"):
@@ -847,7 +911,11 @@ class Parser:
             name, power = INVERSE[name], None
         if name == "lg":
             name, base = "log", num(10)
-        if name in ("max", "min", "gcd", "lcm", "binom") and len(arguments) == 1 and arguments[0].head in ("tuple", "list", "set"):
+        if (
+            name in ("max", "min", "gcd", "lcm", "binom")
+            and len(arguments) == 1
+            and arguments[0].head in ("tuple", "list", "set")
+        ):
             arguments = list(members(arguments[0]))
         if name == "det" and arguments[0].head == "mat":
             return determinant(arguments[0])
@@ -857,7 +925,12 @@ class Parser:
         return node if power is None else Node("pow", (node, power))
 
     def _glued_log(self, token: Token) -> bool:
-        return bool(re.match(r"[23]\d", token.value)) and self.text[token.stop : token.stop + 1] not in ("(", " ", "{", "\\")
+        return bool(re.match(r"[23]\d", token.value)) and self.text[token.stop : token.stop + 1] not in (
+            "(",
+            " ",
+            "{",
+            "\\",
+        )
 
     def parse_tight_signed(self) -> Node:
         if self.accept("-"):
@@ -938,7 +1011,11 @@ class Parser:
             if len(items) == 1 and self.accept(command):
                 lower, _ = self._inside()
                 self.expect("}")
-                return Node("fn", ("binom", items[0], lower[0])) if command == r"\choose" else Node("div", (items[0], lower[0]))
+                return (
+                    Node("fn", ("binom", items[0], lower[0]))
+                    if command == r"\choose"
+                    else Node("div", (items[0], lower[0]))
+                )
         self.expect("}")
         return items[0] if len(items) == 1 else Node("set", tuple(items))
 
@@ -988,7 +1065,10 @@ class Parser:
         if value in (r"\mathbb", r"\Bbb"):
             letter = self.raw_group()
             power = re.match(r"\s*\^\s*(?:\{\s*([+*-])\s*\}|([+*]))", self.text[self.at :])
-            sub = re.match(r"\s*_\s*\{?\s*((?:>|<|\\ge|\\geq|\\le|\\leq|\\neq|\\ne|\\geqslant)\s*0|\+|-)\s*\}?", self.text[self.at :])
+            sub = re.match(
+                r"\s*_\s*\{?\s*((?:>|<|\\ge|\\geq|\\le|\\leq|\\neq|\\ne|\\geqslant)\s*0|\+|-)\s*\}?",
+                self.text[self.at :],
+            )
             mark = ""
             if power or sub:
                 found = power or sub
@@ -1036,7 +1116,7 @@ class Parser:
         plain = content.strip()
         if plain in FUNCTIONS:
             return self._function(FUNCTIONS[plain])
-        if plain.startswith("\\") and plain[1:] in GREEK | {"pi"} or len(plain) == 1 and plain.isalpha():
+        if (plain.startswith("\\") and plain[1:] in GREEK | {"pi"}) or (len(plain) == 1 and plain.isalpha()):
             inner = plain.lstrip("\\")
             return Node("const", ("pi",)) if inner == "pi" else self._subscripted(inner)
         if re.fullmatch(r"[-+\d., ]+", plain):

@@ -148,7 +148,12 @@ class Pool:
                 self._give(worker)
 
     def _feed(
-        self, worker: Worker, jobs: Sequence[Job], numbers: list[int], results: list[tuple[Any, float]], tries: dict[int, int]
+        self,
+        worker: Worker,
+        jobs: Sequence[Job],
+        numbers: list[int],
+        results: list[tuple[Any, float]],
+        tries: dict[int, int],
     ) -> tuple[list[int], bool]:
         """Run jobs on a worker until they are done or it is: what is left, and whether the worker lives."""
         rest = list(numbers)

@@ -124,7 +124,7 @@ def in_worker(gold: str, answer: str, options: GradingOptions, heavy: Heavy) -> 
         return decided(same_answer(left, right, options), answer, canonical(right))
     except Undecided:
         pass
-    if len(right) > 2_000 or len(left) > 2_000 or _hopeless(right):
+    if len(right) > 2_000 or len(left) > 2_000 or _hopeless(right) or any("\\text" in side for side in (left, right)):
         return decided(False, answer, canonical(right))
     return decided(heavy("same", left, right), answer, canonical(right))
 

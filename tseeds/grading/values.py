@@ -12,7 +12,7 @@ from typing import Any
 from mpmath import mp
 from mpmath.libmp.libmpf import ComplexResult
 
-from tseeds.grading.parse import INFINITY, Node, num
+from tseeds.grading.parse import INFINITY, Node, names, num
 
 MAX_BITS = 200_000
 MAX_FACTORIAL = 5_000
@@ -481,7 +481,7 @@ class Numeric:
         return total
 
 
-TRIG = frozenset("sin cos tan cot sec csc".split())
+TRIG = names("sin cos tan cot sec csc")
 METHODS: dict[str, Callable[[Any], Any]] = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin,
     "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "arcsec": mp.asec, "arccsc": mp.acsc, "sinh": mp.sinh,
