@@ -15,9 +15,9 @@ loop *ARGS:
     @test -d toy/policy || tseeds toy toy
     @tseeds run pipelines/toy.toml {{ARGS}}
 
-# Run the tests.
+# Run the tests, files in parallel on two cores.
 test *ARGS:
-    python -m pytest {{ARGS}}
+    python -m pytest -n 2 --dist loadfile {{ARGS}}
 
 # Lint, format and types.
 check:
