@@ -6,10 +6,13 @@ per-token values are read from its part file alone. 100,000 rows cost some ten m
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tseeds.artifacts.schema import UPDATE_TOKENS
 from tseeds.errors import UserError
 
 TOKEN_COLUMNS = ("ratio", "entropy", "clipped", "advantage", "weight", "logprob_old", "logprob", "used")
 """Of update/tokens.parquet, beside the behaviour log-prob that every row has."""
 SNIPPET = 140
 _CACHED_GROUPS = 8
+_CACHED_UPDATES = 2
 
 
 @dataclass(frozen=True)
@@ -218,8 +221,11 @@ class Trajectories:
         self.path = Path(path)
         self.sets = {s.id: s for s in discover(self.path)}
         self.tokenizer = find_tokenizer(self.path)
+        self._sizes: dict[Path, list[int]] = {}
         self._groups: OrderedDict[tuple[Path, int], pa.Table] = OrderedDict()
         self._texts: dict[str, dict[str, dict[str, Any]]] = {}
+        self._answers: OrderedDict[Path, dict[str, str | None]] = OrderedDict()
+        self._updates: OrderedDict[Path, tuple[pa.Table, dict[str, tuple[int, int]]]] = OrderedDict()
 
     def about(self) -> dict[str, Any]:
         """Title, and per set: rows, verdict counts, steps, snapshots, the largest lengths."""
@@ -330,7 +336,7 @@ class Trajectories:
     def full(self, chosen: RowSet, number: int) -> dict[str, Any]:
         """Light columns of row ``number`` with prompt, gold, extracted and the arrays of its tokens."""
         light = chosen.index.row(number, named=True)
-        at = next(i for i in range(len(chosen.parts)) if chosen.starts[i + 1] > number)
+        at = bisect_right(chosen.starts, number) - 1
         raw = self._read(chosen.parts[at].file, number - chosen.starts[at])
         if chosen.id not in self._texts:
             self._texts[chosen.id] = {r["problem_id"]: r for r in chosen.texts.to_dicts()}
@@ -365,43 +371,54 @@ class Trajectories:
 
     def _read(self, file: Path, row: int) -> dict[str, Any]:
         """One row of a file: its row group is read, and kept while it is among the newest few."""
-        parquet = pq.ParquetFile(file)
+        if file not in self._sizes:
+            metadata = pq.read_metadata(file)
+            self._sizes[file] = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
         group = 0
-        while row >= parquet.metadata.row_group(group).num_rows:
-            row -= parquet.metadata.row_group(group).num_rows
+        while row >= self._sizes[file][group]:
+            row -= self._sizes[file][group]
             group += 1
         key = (file, group)
         if key not in self._groups:
-            self._groups[key] = parquet.read_row_group(group)
+            self._groups[key] = pq.ParquetFile(file).read_row_group(group)
             while len(self._groups) > _CACHED_GROUPS:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
-        return self._groups[key].slice(row, 1).to_pylist()[0]
+        table = self._groups[key]
+        return {name: table[name][row].as_py() for name in table.column_names}
 
     def _extracted(self, chosen: RowSet, row_id: str, at: int) -> str | None:
-        beside = chosen.parts[at].file.parent.parent / "score"
-        files = sorted(beside.glob("part-*.parquet"))
-        if not files:
-            return None
-        found = pl.scan_parquet(files).filter(pl.col("row_id") == row_id).select("extracted").collect()
-        return found["extracted"][0] if found.height else None
+        folder = chosen.parts[at].file.parent.parent / "score"
+        if folder not in self._answers:
+            files = sorted(folder.glob("part-*.parquet"))
+            held = pl.read_parquet(files, columns=["row_id", "extracted"]) if files else None
+            self._answers[folder] = dict(held.iter_rows()) if held is not None else {}
+            while len(self._answers) > _CACHED_GROUPS:
+                self._answers.popitem(last=False)
+        return self._answers[folder].get(row_id)
 
     def _tokens(self, update: Path | None, row_id: str, length: int) -> dict[str, list[Any]]:
         """Per-token values of the update, aligned by position; {} where they were not kept."""
         file = update / "tokens.parquet" if update is not None else None
         if file is None or not file.is_file():
             return {}
-        assert {"row_id", "position", *TOKEN_COLUMNS} <= set(UPDATE_TOKENS.names)
-        frame = (
-            pl.scan_parquet(file)
-            .filter(pl.col("row_id") == row_id)
-            .select("position", *TOKEN_COLUMNS)
-            .sort("position")
-            .collect()
-        )
-        if frame["position"].to_list() != list(range(length)):
+        if file not in self._updates:
+            table = pq.read_table(file, columns=["row_id", "position", *TOKEN_COLUMNS], partitioning=None)
+            runs = pl.Series(table["row_id"].combine_chunks()).rle()
+            lengths = runs.struct.field("len").to_list()
+            starts = [0, *accumulate(lengths)]
+            names = runs.struct.field("value").to_list()
+            self._updates[file] = table, dict(zip(names, zip(starts, lengths, strict=False), strict=True))
+            while len(self._updates) > _CACHED_UPDATES:
+                self._updates.popitem(last=False)
+        self._updates.move_to_end(file)
+        table, places = self._updates[file]
+        if row_id not in places:
             return {}
-        return {c: frame[c].to_list() for c in TOKEN_COLUMNS}
+        mine = table.slice(*places[row_id])
+        if mine["position"].to_pylist() != list(range(length)):
+            return {}
+        return {c: mine[c].to_pylist() for c in TOKEN_COLUMNS}
 
 
 def _number(query: Mapping[str, str], name: str, default: float | None = None) -> float:
@@ -415,11 +432,13 @@ def _number(query: Mapping[str, str], name: str, default: float | None = None) -
 
 
 def _plain(value: Any) -> Any:
-    """JSON-ready: NaN and infinities become null, floats keep seven digits."""
+    """JSON-ready: NaN and infinities become null, floats keep six decimals."""
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list):
+        if value and isinstance(value[0], (int, str)):  # one type throughout, as columns are
+            return value
         return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if value == value and abs(value) != float("inf") else None
     return value

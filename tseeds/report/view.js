@@ -279,6 +279,8 @@ function paint() {
 function legend() {
   const place = $("legend"), name = $("colour").value;
   place.replaceChildren();
+  const bars = element("span", "dim bars", `bars: ${name === "region" ? "−log-prob (nats)" : mode().name}${mode().unit ? ` (${mode().unit})` : ""}`);
+  place.append(bars);
   const key = (background, text, edge) => {
     const box = element("span"), swatch = element("span", "key");
     swatch.style.background = background;
