@@ -142,6 +142,7 @@ class PoolEngine:
     def _init(self, ray: Any, number: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        _hush(ray)
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
         try:
             if self.config.ray_address is not None:
@@ -219,6 +220,21 @@ def _ray() -> Any:
     except ImportError:
         raise UserError("engine.workers above 1 needs ray: install tseeds[ray], or set engine.workers = 1") from None
     return ray
+
+
+def _hush(ray: Any) -> None:
+    """Ray's notices go to the log; its raylet would otherwise print them on stdout, where --json results belong."""
+    noisy = logging.getLogger("ray")
+    noisy.addHandler(logging.NullHandler())
+    noisy.setLevel(logging.ERROR)
+
+    def to_log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        for line in data["lines"]:
+            logger.info("%s: %s", data["pid"], line)
+
+    module: Any = getattr(getattr(ray, "_private", None), "worker", None)
+    if hasattr(module, "print_to_stdstream"):
+        module.print_to_stdstream = to_log
 
 
 def _cause(error: Any) -> Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -69,7 +70,7 @@ class VllmEngine:
             self._start(wanted)
         else:
             self._swap(wanted)
-        gap = probe.check(wanted.path, expected, self.score(expected.ids), self.dtype, self._probe)
+        gap = self._check(wanted, expected)
         seconds = time.perf_counter() - begin
         self.swaps.append(seconds)
         logger.info("engine holds %s (%s), %.2f s, probe differs by %.1g", policy, wanted.digest[:12], seconds, gap)
@@ -110,6 +111,14 @@ class VllmEngine:
                 self._llm.reset_prefix_cache()
         except Exception as error:
             raise StageFailed(f"{policy.path}: the engine could not load it: {probe.first_line(error)}") from error
+
+    def _check(self, policy: policies.Policy, expected: probe.Probe) -> float:
+        """Prove that the engine holds ``policy``; returns the mean difference in nats."""
+        try:
+            found = self.score(expected.ids)
+        except Exception as error:
+            raise StageFailed(f"{policy.path}: vllm cannot run this model here: {probe.first_line(error)}") from error
+        return probe.check(policy.path, expected, found, self.dtype, self._probe)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probs at temperature 1 of every token but the first of each sequence, by the engine as it is now."""
@@ -200,7 +209,7 @@ class VllmEngine:
         if self._asleep and self._held is not None and self._probe is not None:
             held, expected = self._held, self._probe
             self._swap(held)
-            probe.check(held.path, expected, self.score(expected.ids), self.dtype)
+            self._check(held, expected)
             self._held = held
 
     def close(self) -> None:
@@ -269,6 +278,7 @@ def environment() -> None:
 def _open(path: Path, config: EngineConfig, dtype: str, max_model_len: int, trust_remote_code: bool) -> Any:
     environment()
     try:
+        import numpy
         import torch
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -282,12 +292,15 @@ def _open(path: Path, config: EngineConfig, dtype: str, max_model_len: int, trus
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
     elif config.sleep_during_update:
         options["enable_sleep_mode"] = True
-    set_threads = torch.set_num_threads
+    set_threads, states = torch.set_num_threads, (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
     try:
         return LLM(str(path), **options)
     finally:
-        # vllm's CPU worker replaces this function by one that does nothing; the trainer and ``limited`` need it
+        # the trainer lives in this process too, and vllm reseeds the global generators and replaces set_num_threads
         torch.set_num_threads = set_threads
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 def _start_error(error: Exception, policy: policies.Policy, config: EngineConfig, max_model_len: int) -> UserError:
@@ -315,7 +328,8 @@ def quiet() -> Iterator[None]:
     prints to the file descriptors 1 and 2 goes to the log at DEBUG. Python's own sys.stdout and sys.stderr still reach
     the terminal, so a progress display keeps running meanwhile.
     """
-    for name, level in (("vllm", logging.WARNING), ("torch._library", logging.ERROR)):
+    levels = {"vllm": logging.WARNING, "vllm.renderers": logging.ERROR, "torch._library": logging.ERROR}
+    for name, level in levels.items():
         noisy = logging.getLogger(name)
         noisy.setLevel(level)
         if not noisy.handlers:
