@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 PANELS = {
-    "Train": ("run", "validate", "toy"),
+    "Train": ("run", "fork", "compare", "validate", "toy"),
     "Stages, one at a time": (
         "problems",
         "snapshot",

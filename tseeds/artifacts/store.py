@@ -569,9 +569,12 @@ def writing(out: Path, identity: Identity) -> Iterator[Writer]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a directory: temporary files, locks without owner."""
+    """Remove what killed processes left in a directory: temporary files, locks without owner, logs of parts."""
     for item in Path(folder).iterdir():
         if not item.name.startswith("."):
+            if (item / MANIFEST).is_file():
+                for name in (KEY, PARTS):
+                    (item / name).unlink(missing_ok=True)
             continue
         maker = item.name.rpartition("-")[2]
         dead = not (maker.isdigit() and psutil.pid_exists(int(maker)))
@@ -604,9 +607,44 @@ def prune(path: Path, names: list[str], reason: str) -> int:
     return freed
 
 
+def publish(aside: Path, target: Path) -> None:
+    """Give a finished directory its name, durably."""
+    with refusals(target):
+        for directory in sorted(p for p in aside.rglob("*") if p.is_dir()):
+            sync_directory(directory)
+        os.rename(aside, target)
+        sync_directory(Path(target).resolve().parent)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Hard link a file, or copy it where the file system cannot link."""
     try:
         os.link(source, target)
+    except FileNotFoundError:
+        raise
     except OSError:
         shutil.copy2(source, target)
+
+
+def link_artifact(manifest: Manifest, out: Path) -> None:
+    """Commit a copy of an artifact at ``out``, its files hard links where the file system can.
+
+    Raises:
+        Locked: another live process writes there, or something is committed there already.
+    """
+    out = Path(out)
+    with refusals(out):
+        make_directories(out.parent)
+        with locked(out.with_name(f".{out.name}.lock"), f"artifact {out}"):
+            if read_manifest(out) is not None:
+                raise Locked(f"{out}: another process has just committed it; run again to go on from there")
+            partial = out.with_name(out.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            for name in [*(f.path for f in manifest.files), MANIFEST]:
+                target = partial / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(manifest.path / name, target)
+            for directory in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
+                sync_directory(directory)
+            os.rename(partial, out)
+            sync_directory(out.parent)
