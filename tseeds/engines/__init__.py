@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tseeds.config import EngineConfig
 from tseeds.engines.base import Completion, Engine, Request
 
 __all__ = ["Completion", "Engine", "Request", "open_engine"]
 
 
-def open_engine(config: EngineConfig, *, dtype: str, max_model_len: int, trust_remote_code: bool = False) -> Engine:
+def open_engine(
+    config: EngineConfig,
+    *,
+    dtype: str,
+    max_model_len: int,
+    trust_remote_code: bool = False,
+    run: Path | None = None,
+) -> Engine:
     """The engine that the pipeline names; it starts at its first load.
 
-    dtype: compute precision. max_model_len: most tokens of prompt and response together.
+    dtype: compute precision. max_model_len: most tokens of prompt and response together. run: where ``tseeds engine serve``
+    keeps an engine warm for this run directory, that one is used.
     """
+    if run is not None and config.backend == "vllm" and (run / "engine.json").is_file():
+        from tseeds.engines.client import find
+
+        served = find(run, config, dtype=dtype, max_model_len=max_model_len)
+        if served is not None:
+            return served
     if config.workers > 1:
         from tseeds.engines.pool import PoolEngine
 

@@ -17,6 +17,7 @@ class PolicyWorker:
 
     model_runner: Any
     reload_weights: Any
+    tseeds_digest: str = ""
 
     def tseeds_hook_sampler(self) -> bool:
         """Replace what the sampler gathers beside each token by [log-prob, entropy]; True where that was possible.
@@ -32,9 +33,18 @@ class PolicyWorker:
         return True
 
     def tseeds_swap(self, path: str) -> None:
-        """Load the weights of the policy at ``path`` into the running model."""
+        """Load the weights of the policy at ``path`` into the running model; it counts as unknown until confirmed."""
+        self.tseeds_digest = ""
         self.reload_weights(weights_path=path)
         _repair_heads(self.model_runner.get_model())
+
+    def tseeds_confirm(self, digest: str) -> None:
+        """The weights were proven to be those of the policy of this digest."""
+        self.tseeds_digest = digest
+
+    def tseeds_held(self) -> dict[str, str]:
+        """Digest of the proven policy, or an empty one."""
+        return {"digest": self.tseeds_digest}
 
 
 def gather(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
