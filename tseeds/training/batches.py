@@ -110,7 +110,7 @@ def _trie(rows: Sequence[int], prompts: Sequence[np.ndarray], responses: Sequenc
     full = {r: np.concatenate([prompts[r], responses[r]]) for r in rows}
     order = sorted(rows, key=lambda r: (len(prompts[r]), full[r].tolist(), r))
     ids, starts = [full[r] for r in order], [len(prompts[r]) for r in order]
-    shared, agree = [0], [0]
+    shared, agree = [0][: len(order)], [0][: len(order)]
     for i in range(1, len(order)):
         same = _common(ids[i - 1], ids[i]) if share and starts[i] == starts[i - 1] else 0
         agree.append(same)

@@ -135,7 +135,7 @@ class Trainer:
         ahead = self._decides_ahead()
         self.fill_old(flat, [m for k, micros in enumerate(plan) for m in micros if ahead or k > 0 or not m.carries])
         if self.config.continuation_correction == "reject":
-            row_keep &= self._accepted(flat)
+            row_keep &= self.accepted(flat)
         flat.used = self.mask(flat, row_keep)
         ref = self._load_reference(reference)
         if ref is not None and self.config.kl_reference == "base":
@@ -280,7 +280,8 @@ class Trainer:
         flat.lp_old[where] = torch.where(good, lp, flat.lp_mu[where])
         flat.entropy[where] = torch.nan_to_num(entropy.detach().cpu())
 
-    def _accepted(self, flat: Flat) -> Tensor:
+    def accepted(self, flat: Flat) -> Tensor:
+        """bool [rows]: trajectories that continuation_correction reject keeps; needs lp_old."""
         lp_mu = torch.where(flat.valid, flat.lp_mu, flat.lp_old)
         keep = losses.continuation_weight(flat.lp_old, lp_mu, flat.seed, flat.row, flat.rows, self.config)[1]
         assert keep is not None
@@ -320,8 +321,7 @@ class Trainer:
             here[micro.packed.tokens] = True
         scale = self.scale(flat, here)
         carrying = [m for m in micros if m.carries and bool(scale[m.packed.tokens].any())]
-        if self.config.token_filter != "none" or self.config.ratio == "m2po":
-            self._filter(flat, carrying, flat.used & here & ~flat.seed, first=first)
+        self.choose_filtered(flat, carrying, flat.used & here & ~flat.seed, current=not first)
         rate = self._learning_rate()
         facts: dict[str, Any] = {"probe_cosine": None, "probe_norm_ratio": None}
         value = norm = 0.0
@@ -361,11 +361,16 @@ class Trainer:
         warm = self.config.warmup_steps
         return self.config.learning_rate * (min(1.0, (self.weights.facts["steps"] + 1) / warm) if warm else 1.0)
 
-    def _filter(self, flat: Flat, micros: Sequence[Micro], where: Tensor, *, first: bool) -> None:
-        """Choose the tokens of Clip-Cov, KL-Cov or M2PO over the whole step, by the current policy."""
+    def choose_filtered(self, flat: Flat, micros: Sequence[Micro], where: Tensor, *, current: bool) -> None:
+        """Choose the tokens of Clip-Cov, KL-Cov or M2PO over the whole step, by the current policy's log-probs.
+
+        current: the policy moved since pi_old, so that these take a pass of their own.
+        """
         config = self.config
+        if config.token_filter == "none" and config.ratio != "m2po":
+            return
         lp = flat.lp_old.clone()
-        if not first:
+        if current:
             with torch.no_grad():
                 for micro, real in self._mine(micros):
                     now = self.policy(micro.packed)[0][micro.packed.token_pair].cpu()
@@ -412,6 +417,8 @@ class Trainer:
                 return x[where].to(device)
 
             lp_old, lp_mu, seed = at(flat.lp_old), at(flat.lp_mu), at(flat.seed)
+            if not real:
+                lp_old = lp.detach()  # known on the rank that owns it; here it only must be finite
             # a log-prob that was not recorded is masked; here it only must not spoil its row's weight
             lp_mu = torch.where(at(flat.valid), lp_mu, lp_old)
             tokens = losses.Tokens(
