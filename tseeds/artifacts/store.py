@@ -257,15 +257,17 @@ def _is_pruned(name: str, gone: list[str]) -> bool:
 
 def damages(manifest: Manifest) -> Iterator[str]:
     """One line for every file of an artifact that is missing, of another size or digest, or that does not belong to it."""
-    gone = pruned(manifest.path)
     for entry in manifest.files:
         file = manifest.path / entry.path
-        if not file.is_file():
-            if not _is_pruned(entry.path, gone):
+        try:
+            size, digest = file.stat().st_size, file_digest(file)
+        except (FileNotFoundError, NotADirectoryError):
+            if not _is_pruned(entry.path, pruned(manifest.path)):  # read after the look: retention may be at work
                 yield f"{file}: missing"
-        elif file.stat().st_size != entry.bytes:
-            yield f"{file}: {file.stat().st_size} bytes, {entry.bytes} recorded (truncated or replaced)"
-        elif file_digest(file) != entry.sha256:
+            continue
+        if size != entry.bytes:
+            yield f"{file}: {size} bytes, {entry.bytes} recorded (truncated or replaced)"
+        elif digest != entry.sha256:
             yield f"{file}: content differs from its recorded digest (bit rot, edited, or from another run)"
     known = {entry.path for entry in manifest.files} | {MANIFEST, PRUNED, KEY, PARTS}
     for file in sorted(manifest.path.rglob("*")):
@@ -555,6 +557,10 @@ def writing(out: Path, identity: Identity) -> Iterator[Writer]:
     with locked(out.with_name(f".{out.name}.lock"), f"artifact {out}"):
         if read_manifest(out) is not None:
             raise Locked(f"{out}: another process has just committed it; run again to go on from there")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(
+                f"{out}: exists without a manifest, so it is no committed artifact; restore its manifest.json, or move it away"
+            )
         writer = Writer(out, identity)
         try:
             writer._begin()

@@ -1,0 +1,205 @@
+"""A changed value is named with what it makes stale and what a redo costs; accepted changes leave the past as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from equal import Reference
+from forked import Forked
+from toy_loop import loop_config
+
+from tseeds import config as configuration
+from tseeds import pipeline
+from tseeds.artifacts import store
+from tseeds.artifacts.rundir import RunDir
+from tseeds.errors import Stale
+from tseeds.history import History
+
+NEUTRAL = {
+    "run.iterations": 5,
+    "policy.path": "elsewhere",
+    "policy.trust_remote_code": True,
+    "snapshot.keep_last": 7,
+    "snapshot.keep_every": 7,
+    "snapshot.disk_budget_gb": 7.0,
+    "snapshot.keep_states": 7,
+    "snapshot.keep_states_every": 7,
+    "seed.schedule_end": 7,  # of a constant schedule
+    "seed.candidates": 1,
+    "score.workers": 7,
+    "update.processes": 7,
+    "update.threads": 7,
+    "evaluate.every": 1,
+    "evaluate.benchmarks": [],
+    "engine.workers": 7,
+    "engine.ray_address": "x",
+    "engine.tensor_parallel": 7,
+    "engine.threads": 7,
+    "engine.kv_cache_gb": 7.0,
+    "engine.gpu_memory_utilization": 0.7,
+    "engine.sleep_during_update": False,
+    "engine.part_rows": 7,
+    "engine.stall_seconds": 7.0,
+    "log.to": ["wandb"],
+    "log.project": "x",
+}
+"""Values that decide no bytes of what is committed: where things lie, how fast they go, what is kept."""
+
+OTHER: dict[str, Any] = {
+    "run.seed": 5,
+    "policy.dtype": "bfloat16",
+    "problems.task": "math",
+    "problems.prompt": "chat",
+    "problems.template": "x {problem}",
+    "problems.prefill": "x",
+    "problems.max_prompt_tokens": 17,
+    "problems.limit": 7,
+    "snapshot.every": 2,
+    "seed.share": 0.25,
+    "seed.schedule": "linear",
+    "seed.position": "whole",
+    "seed.sampler": "recent",
+    "seed.snapshots_per_iteration": 2,
+    "seed.cut": "line",
+    "seed.hi": 0.6,
+    "seed.source": "replay",
+    "seed.success": "correct",
+    "seed.temperature": 0.9,
+    "rollout.problems_per_iteration": 3,
+    "rollout.group_size": 6,
+    "rollout.max_response_tokens": 21,
+    "rollout.temperature": 0.9,
+    "score.time_limit": 3.0,
+    "score.memory_limit_mb": 3000,
+    "update.learning_rate": 2e-3,
+    "update.minibatches": 1,
+    "update.tokens_per_microbatch": 999,
+    "update.prefix_weight": "mask",
+    "update.kl_coef": 0.02,
+    "update.kl_reference": "base",
+    "update.save_tokens": True,
+    "evaluate.samples": 3,
+    "evaluate.temperature": 0.9,
+    "evaluate.top_p": 0.9,
+    "evaluate.greedy": True,
+    "evaluate.max_response_tokens": 9,
+    "engine.backend": "vllm",
+}
+
+
+def changed(toy: Path, key: str, value: Any) -> configuration.Pipeline:
+    section, name = key.split(".")
+    return configuration.parse(loop_config(toy, **{section: {name: value}}))
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_every_value_that_matters_is_named_when_it_changes(key: str, toy: Path, uninterrupted: Path) -> None:
+    run = RunDir(uninterrupted)
+    config = changed(toy, key, OTHER[key])
+    reports = list(pipeline.survey(History(config), run))
+    stale = [r for r in reports if r.state == "stale"]
+    assert stale
+    text = pipeline.explain(reports)
+    if key not in ("snapshot.every", "update.kl_reference"):  # they choose other inputs, which are named
+        assert f"{key} " in text
+    with pytest.raises(Stale):
+        pipeline.adopt(config, run, accept=False)
+
+
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_no_other_value_makes_anything_stale(key: str, toy: Path, uninterrupted: Path) -> None:
+    reports = list(pipeline.survey(History(changed(toy, key, NEUTRAL[key])), RunDir(uninterrupted)))
+    if key == "policy.path":
+        reports = [r for r in reports if r.step.out.name != "step-000000"]
+    assert not [r for r in reports if r.state == "stale"]
+
+
+def test_the_cost_of_a_redo_counts_what_follows(toy: Path, uninterrupted: Path) -> None:
+    reports = list(pipeline.survey(History(changed(toy, "update.learning_rate", 2e-3)), RunDir(uninterrupted)))
+    stale = [r.step.out.relative_to(uninterrupted).as_posix() for r in reports if r.state == "stale"]
+    assert stale == ["iterations/000001/update", "iterations/000002/update"]
+    follow = [r.step.out.relative_to(uninterrupted).as_posix() for r in reports if r.follows]
+    assert follow == [
+        "snapshots/step-000001", "iterations/000002/seed", "iterations/000002/rollout", "iterations/000002/score",
+        "snapshots/step-000002", "evaluations/000002/countdown",
+    ]  # fmt: skip
+    seconds = sum(r.seconds for r in reports if r.state == "stale" or r.follows)
+    assert pipeline.explain(reports).endswith(f"about {seconds:.0f} s")
+    leaf = list(pipeline.survey(History(changed(toy, "evaluate.samples", 3)), RunDir(uninterrupted)))
+    assert not [r for r in leaf if r.follows]  # nothing is built on an evaluation
+
+
+def test_a_change_is_refused_named_accepted_and_recorded(
+    toy: Path, forked: Forked, begun: Callable[[str], Path], reference: Reference
+) -> None:
+    run = begun("iterations/000002/update")
+    change = ["--set", "update.learning_rate=0.002", "--iterations", "3"]
+    looked = forked.tseeds("run", run, *change, "--dry-run")
+    assert looked["status"] == 0
+    assert "stale because update.learning_rate 0.001 -> 0.002: 1 stages (update)" in looked["error"]
+    assert "a redo would cost about" in looked["error"]
+    refused = forked.tseeds("run", run, *change)
+    assert refused["status"] == 4
+    assert "update.learning_rate 0.001 -> 0.002" in refused["error"]
+    assert "--accept" in refused["error"]
+    accepted = forked.tseeds("run", run, *change, "--accept")
+    assert accepted["status"] == 0, accepted["error"]
+    rates = {
+        i: store.require(run / f"iterations/{i:06d}/update", "update").identity.config["update.learning_rate"]
+        for i in (1, 2, 3)
+    }
+    assert rates == {1: 0.001, 2: 0.002, 3: 0.002}  # iteration 2 had no update yet
+    record = json.loads((run / "run.json").read_text())
+    assert [(c["iteration"], c["key"], c["old"], c["new"]) for c in record["changes"]] == [
+        (2, "run.iterations", 2, 3),
+        (2, "update.learning_rate", 0.001, 0.002),
+    ]
+    for name in ("iterations/000002/rollout", "iterations/000001/update"):
+        assert reference.differences(run, finished=False, only=[name]) == []
+    status = forked.tseeds("status", run)
+    assert "stale" not in status["error"]
+    assert "changed from iteration 2 on: update.learning_rate 0.001 -> 0.002" in status["error"]
+    assert forked.tseeds("run", run)["status"] == 0  # the run goes on with what it has adopted
+
+
+def test_a_value_that_every_iteration_builds_on_cannot_be_accepted(toy: Path, uninterrupted: Path) -> None:
+    with pytest.raises(Stale, match="every iteration builds on it"):
+        pipeline.adopt(changed(toy, "problems.limit", 7), RunDir(uninterrupted), accept=True)
+
+
+def test_a_mistake_before_the_first_iteration_is_simply_corrected(toy: Path, forked: Forked, tmp_path: Path) -> None:
+    wrong = loop_config(toy, problems={"path": str(tmp_path / "nowhere.jsonl")})
+    assert forked.run(wrong, tmp_path / "run")["status"] == 2
+    assert forked.run(loop_config(toy, run={"iterations": 0}), tmp_path / "run")["status"] == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["changes"] == []
+
+
+def test_a_kill_while_a_change_is_recorded_leaves_the_old_or_the_new(
+    toy: Path, forked: Forked, begun: Callable[[str], Path], reference: Reference
+) -> None:
+    run = begun("iterations/000002/seed")
+    config = loop_config(toy, update={"learning_rate": 2e-3})
+    assert forked.run(config, run, accept=True, fault="run:record:1")["status"] == -9
+    assert pipeline.open_history(RunDir(run)).config.update.learning_rate == 1e-3
+    assert "learning_rate = 0.002" in (run / "pipeline.toml").read_text()
+    assert forked.run(loop_config(toy), run)["status"] == 0  # nothing was recorded: the old values go on
+    assert reference.differences(run, finished=True) == []
+
+
+def test_an_upgraded_stage_is_named_and_can_be_accepted(
+    toy: Path, begun: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tseeds import rollout
+
+    run = RunDir(begun("iterations/000002/rollout"))
+    monkeypatch.setattr(rollout, "VERSION", rollout.VERSION + 1)
+    config = configuration.parse(loop_config(toy))
+    with pytest.raises(Stale, match="version of stage rollout"):
+        pipeline.adopt(config, run, accept=False)
+    history = pipeline.adopt(config, run, accept=True)
+    assert [(c["iteration"], c["key"]) for c in history.changes] == [(2, "version.rollout")]
+    assert not [r for r in pipeline.survey(history, run) if r.state == "stale"]
