@@ -258,7 +258,7 @@ def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
         disk.make_directories(run.root)
     record = read_record(run)
     if "pipeline" not in record and not run.pipeline.is_file():
-        write_record(run, {"created": _now(), **record}, config)
+        write_record(run, {"created": now(), **record}, config)
         return History(config, record["changes"])
     old = committed_config(run, record)
     before, after = configuration.flatten(old), configuration.flatten(config)
@@ -286,8 +286,8 @@ def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
     for first in (start, start + 1):
         changes = [
             *record["changes"],
-            *({"iteration": first, "key": k, "old": before.get(k), "new": after.get(k), "at": _now()} for k in changed),
-            *({"iteration": first, **v, "at": _now()} for v in versions),
+            *({"iteration": first, "key": k, "old": before.get(k), "new": after.get(k), "at": now()} for k in changed),
+            *({"iteration": first, **v, "at": now()} for v in versions),
         ]
         history = History(config, changes)
         left = [r for r in survey(history, run) if r.state == "stale"]
@@ -298,7 +298,8 @@ def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
     raise Stale(f"{run.root}: {explain(left)}. {_ways(old, record, run, acceptable=False)}")
 
 
-def _now() -> str:
+def now() -> str:
+    """UTC time for records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
