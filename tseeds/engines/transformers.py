@@ -222,16 +222,17 @@ def _batches(requests_: Sequence[Request], room: int, max_model_len: int) -> Ite
     size = [min(len(r.ids) + r.max_tokens, max_model_len) for r in requests_]
     order = sorted(range(len(requests_)), key=lambda i: (-len(requests_[i].ids), i))
     batch: list[int] = []
+    longest = 0
     for i in order:
         if size[i] > room:
             raise UserError(
                 f"request {i}: its {size[i]} tokens need more KV cache than there is (room for {room}): "
                 "raise engine.kv_cache_gb (on a GPU engine.gpu_memory_utilization)"
             )
-        longest = max(size[j] for j in [*batch, i])
+        longest = max(longest, size[i])
         if batch and (len(batch) == MAX_ROWS or longest * (len(batch) + 1) > room):
             yield batch
-            batch = []
+            batch, longest = [], size[i]
         batch.append(i)
     if batch:
         yield batch
