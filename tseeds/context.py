@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest
 from tseeds.config import Pipeline
 from tseeds.errors import Interrupted
 
@@ -46,11 +47,11 @@ class Context:
         self.run = run
         self.stop_requested = False
         self.trainer: Any = None
-        """The update stage's warm trainer with the digest that it holds."""
+        """The update stage's warm trainer, with what it was made from and holds."""
         self._stack = ExitStack()
         self._engine: Engine | None = None
         self._graders: dict[str, Grader] = {}
-        self._tokenizers: dict[Path, Any] = {}
+        self._tokenizers: dict[tuple[tuple[str, str], ...], Any] = {}
 
     def __enter__(self) -> Context:
         return self
@@ -59,6 +60,18 @@ class Context:
         self._stack.close()
         self._engine = None
         self._graders.clear()
+
+    def use(self, config: Pipeline) -> None:
+        """Work under ``config`` from now on (values may change between iterations); what needs other values is closed."""
+        if config.score != self.config.score:
+            for grader in self._graders.values():
+                grader.close()
+            self._graders.clear()
+        before, after = ((c.engine, _engine_values(c)) for c in (self.config, config))
+        if self._engine is not None and before != after:
+            self._engine.close()
+            self._engine = None
+        self.config = config
 
     def check_stop(self) -> None:
         """Called where everything so far is committed.
@@ -79,14 +92,7 @@ class Context:
         if self._engine is None:
             from tseeds.engines import open_engine
 
-            config = self.config
-            response = max(config.rollout.max_response_tokens, config.evaluate.max_response_tokens)
-            self._engine = open_engine(
-                config.engine,
-                dtype=config.policy.dtype,
-                max_model_len=config.problems.max_prompt_tokens + response,
-                trust_remote_code=config.policy.trust_remote_code,
-            )
+            self._engine = open_engine(self.config.engine, **_engine_values(self.config))
             self._stack.callback(self._engine.close)
         return self._engine
 
@@ -105,15 +111,26 @@ class Context:
         return [g for g in grades if g is not None]
 
     def tokenizer(self, policy: Path) -> Any:
-        """The policy's tokenizer, loaded once."""
-        policy = Path(policy).resolve()
-        if policy not in self._tokenizers:
-            self._tokenizers[policy] = load_tokenizer(policy, self.config.policy.trust_remote_code)
-        return self._tokenizers[policy]
+        """The policy's tokenizer, loaded once for all policies that share its files (every iteration makes a new one)."""
+        files = [Path(policy) / name for name in (*TOKENIZER_FILES, "config.json")]
+        mark = tuple((f.name, file_digest(f)) for f in files if f.is_file())
+        if mark not in self._tokenizers:
+            self._tokenizers[mark] = load_tokenizer(policy, self.config.policy.trust_remote_code)
+        return self._tokenizers[mark]
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` when the context closes."""
         self._stack.callback(callback)
+
+
+def _engine_values(config: Pipeline) -> dict[str, Any]:
+    """What an engine is opened with, beside its own section."""
+    response = max(config.rollout.max_response_tokens, config.evaluate.max_response_tokens)
+    return {
+        "dtype": config.policy.dtype,
+        "max_model_len": config.problems.max_prompt_tokens + response,
+        "trust_remote_code": config.policy.trust_remote_code,
+    }
 
 
 def load_tokenizer(policy: Path, trust_remote_code: bool = False) -> Any:

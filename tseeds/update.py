@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tseeds.artifacts.rundir import digest_of, recorded_digest
-from tseeds.artifacts.store import Identity, Manifest, check_space, read_table, require, writing
+from tseeds.artifacts.store import Identity, Manifest, check_space, read_table, require, verified, writing
 from tseeds.config import Pipeline
 from tseeds.context import Context
 from tseeds.errors import UserError
@@ -72,10 +72,14 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     context.progress.begin(STAGE, len(rows))
     if context.engine_running and config.engine.sleep_during_update:
         context.engine().sleep()
-    held = (ident.inputs["policy"], ident.inputs.get("state"))
-    if context.trainer is None or context.trainer[0] != held:
+    made_with = (config.update, config.policy, config.run.seed, config.rollout.max_response_tokens)
+    if context.trainer is None or context.trainer[0] != (made_with, ident.inputs["policy"], ident.inputs.get("state")):
         if digest_of(inputs.policy) != ident.inputs["policy"]:
-            raise UserError(f"{inputs.policy}: damaged, it differs from the digest recorded when it was written")
+            raise UserError(
+                f"{inputs.policy}: damaged, it differs from the digest recorded when it was written; restore it"
+            )
+        if inputs.state is not None:
+            verified(require(inputs.state.parent, "trainer state"), under=f"{inputs.state.name}/")
         context.trainer = None  # frees the old one before the new one is built
         trainer = Trainer(
             config.update,
@@ -88,6 +92,10 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         )
     else:
         trainer = context.trainer[1]
+    if inputs.reference is not None and digest_of(inputs.reference) != ident.inputs["reference"]:
+        raise UserError(
+            f"{inputs.reference}: damaged, it differs from the digest recorded when it was written; restore it"
+        )
     context.trainer = None  # a step that fails half-way leaves no trainer that could be reused
     with writing(out, ident) as writer:
         result = trainer.step(rows, iteration=inputs.iteration, reference=inputs.reference)
@@ -101,7 +109,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             policy=digest_of(writer.path("policy")), step=inputs.iteration, summary=_plain(result.summary)
         )
     assert writer.manifest is not None
-    context.trainer = ((writer.manifest.facts["policy"], writer.manifest.digest), trainer)
+    context.trainer = ((made_with, writer.manifest.facts["policy"], writer.manifest.digest), trainer)
     context.progress.end()
     return writer.manifest
 
