@@ -165,7 +165,9 @@ def execute(history: History | Pipeline, step: Step, context: Context) -> tuple[
             f"{step.out}: made with other values ({'; '.join(report.reasons)}); move it away or choose another --out"
         )
     log.info("%s: running", step.name)
-    return step.module.run(history.at(step.iteration), step.inputs, step.out, context), True
+    config = history.at(step.iteration)
+    context.use(config)
+    return step.module.run(config, step.inputs, step.out, context), True
 
 
 def read_record(run: RunDir) -> dict[str, Any]:
