@@ -73,6 +73,7 @@ class Logger(Listener):
 
     def _catch_up(self) -> None:
         done = self.cursor
+        self._cursor_file.parent.mkdir(parents=True, exist_ok=True)
         for line in store.read_lines(self.run.metrics):
             if line["iteration"] > done:
                 self.write(line["iteration"], scalars(line))
@@ -125,7 +126,6 @@ class WandB(Logger):
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         if self._run is None:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
             name = _identifier(self.run.root)
             mode: Any = os.environ.get("WANDB_MODE", "offline")
             self._run = self._wandb.init(

@@ -13,7 +13,8 @@ function element(tag, className, text) {
 }
 const kind = (verdict) => (verdict === "correct" || verdict === "wrong" ? verdict : "other");
 const number = (value, digits = 4) =>
-  value === null || value === undefined ? "–" : Number.isInteger(value) ? value.toLocaleString("en") : value.toPrecision(digits);
+  value === null || value === undefined ? "–" : Number.isInteger(value) ? value.toLocaleString("en")
+    : Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toPrecision(digits);
 
 // Where rows come from: the server that sent this page, or the bundle inside it. Both answer about, rows and row.
 const remote = {
@@ -109,7 +110,7 @@ const MODES = {
   region: { name: "region", has: () => true, value: () => null },
   behaviour: { name: "log-prob (behaviour)", has: () => true, value: (t, i) => t.behaviour[i], unit: "nats",
     shade: (v) => Math.min(1, -v / 4), ends: ["0", "≤ −4"] },
-  ratio: { name: "importance ratio", has: (t) => !!t.ratio, value: (t, i) => t.ratio[i],
+  ratio: { name: "importance ratio", has: (t) => !!t.ratio, value: (t, i) => t.ratio[i] || null, // 0: the row had no gradient and no ratio was taken
     shade: (v) => Math.max(-1, Math.min(1, Math.log2(v) / 1)), ends: ["≤ ½", "1", "≥ 2"] },
   entropy: { name: "entropy", has: (t) => !!t.entropy, value: (t, i) => t.entropy[i], unit: "nats",
     shade: (v) => Math.min(1, v / 2), ends: ["0", "≥ 2"] },

@@ -1,0 +1,110 @@
+"""Trajectories out to other systems' layouts and back, without loss; what cannot come back is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.synthetic import make_run
+from tseeds import exchange
+from tseeds.artifacts import schema
+from tseeds.artifacts.rundir import RunDir
+from tseeds.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_run(tmp_path_factory.mktemp("exchange") / "run", iterations=1, problems=6, per_iteration=6, group_size=4)
+
+
+def _exported(run: RunDir, layout: exchange.Layout):
+    return exchange.export_rows(
+        run.stage(1, "rollout"), layout, scores=run.stage(1, "score"), problems=run.problems
+    )
+
+
+@pytest.mark.parametrize("layout", ["trl", "verl"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_round_trip_loses_nothing(run: RunDir, tmp_path: Path, layout: exchange.Layout, ending: str) -> None:
+    file = tmp_path / f"rows.{ending}"
+    exchange.write_file(_exported(run, layout), file)
+    rollouts, scores = exchange.import_rows(file, tmp_path / "back")
+    assert scores is not None
+    columns = schema.ROLLOUT.names
+    before, after = (pl.read_parquet(p / "*.parquet") for p in (run.stage(1, "rollout"), rollouts.path))
+    assert before.select(columns).equals(after.select(columns))
+    for column in ("row_id", "reward", "verdict", "extracted", "canonical"):
+        here, there = (pl.read_parquet(p / "*.parquet")[column] for p in (run.stage(1, "score"), scores.path))
+        assert here.equals(there)
+    assert exchange.import_rows(file, tmp_path / "back")[0].digest == rollouts.digest  # a second time: nothing to do
+
+
+def test_columns_are_the_other_system_s(run: RunDir, tmp_path: Path) -> None:
+    exchange.write_file(_exported(run, "verl"), tmp_path / "v.jsonl")
+    row = json.loads((tmp_path / "v.jsonl").read_text().splitlines()[0])
+    assert {"input", "output", "gts", "score", "step"} <= set(row)
+    gold = pl.read_parquet(run.problems / "*.parquet").filter(pl.col("problem_id") == row["problem_id"])["gold"][0]
+    assert row["gts"] == gold
+    assert {"prompt", "completion", "reward", "completion_ids"} <= set(_exported(run, "trl").column_names)
+
+
+def test_a_bare_file_of_another_system_is_completed_without_invention(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "completion": "b", "prompt_ids": [1], "completion_ids": [2, 3], "logprobs": [-1.0, -2.0], "reward": 1.0},
+        {"prompt": "a", "completion": "c", "prompt_ids": [1], "completion_ids": [4], "logprobs": [-1.0], "reward": 0.0},
+        {"prompt": "d", "completion": "c", "prompt_ids": [9], "completion_ids": [4], "logprobs": [-1.0], "reward": 0.5},
+    ]
+    file = tmp_path / "bare.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    exchange.import_rows(file, tmp_path / "out")
+    back = pl.read_parquet(tmp_path / "out" / "rollout" / "*.parquet")
+    assert back["group_id"].to_list() == ["prompt-00000", "prompt-00000", "prompt-00001"]
+    assert back["sample"].to_list() == [0, 1, 0]
+    assert back["off_stop"].to_list() == [0, 0, 0]
+    grades = pl.read_parquet(tmp_path / "out" / "score" / "*.parquet")
+    assert grades["reward"].to_list() == [1.0, 0.0, 0.5]
+    assert grades["verdict"].to_list() == ["correct", "wrong", "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"prompt": "a", "completion": "b", "reward": 1}\n', "no column prompt_ids"),
+        ('{"input": "a", "output": "b", "prompt_ids": [1], "logprobs": [0]}\n', "no column response_ids"),
+        (
+            '{"prompt": "a", "completion": "b", "prompt_ids": [1], "completion_ids": [1, 2], "logprobs": [-1]}\n',
+            "row 1: 2 response ids but 1 logprobs",
+        ),
+        ('{"question": "a"}\n', "neither TRL's columns"),
+        ("{oops\n", "line 1: not JSON"),
+        ("[1]\n", "line 1: not an object"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        exchange.import_rows(file, tmp_path / "out")
+    assert not (tmp_path / "out" / "rollout").exists()
+
+
+def test_a_policy_is_copied_without_state_or_probe(tmp_path: Path) -> None:
+    from tseeds.toy import SHIPPED
+
+    source = tmp_path / "policy"
+    shutil.copytree(next(SHIPPED.rglob("config.json")).parent, source)
+    (source / "probe.json").write_text("{}")
+    (source / "optimizer.pt").write_text("state")
+    digest = exchange.export_policy(source, tmp_path / "model")
+    names = {p.name for p in (tmp_path / "model").iterdir()}
+    assert {"config.json", "tokenizer.json"} <= names
+    assert not names & {"probe.json", "optimizer.pt"}
+    from tseeds.artifacts.policy import policy_digest
+
+    assert digest == policy_digest(source)
+    with pytest.raises(UserError, match="exists already"):
+        exchange.export_policy(source, tmp_path / "model")
