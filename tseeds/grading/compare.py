@@ -729,8 +729,8 @@ class Comparer:
         if _infinite(gold) or _infinite(answer):
             return _infinite(gold) and _infinite(answer) and (gold.head == "neg") == (answer.head == "neg")
         if gold.head in SCALARS and answer.head in SCALARS:
-            if "name" in (gold.head, answer.head):
-                return False
+            if has_head(gold, "name") or has_head(answer, "name"):
+                return key(gold) == key(answer)
             return self.numbers(gold, answer)
         if gold.head == answer.head and gold.head in ("union", "inter", "minus", "set", "setb"):
             return self._structure(gold, answer)
@@ -869,9 +869,9 @@ class Comparer:
             return self._residues(gold, answer)
         if ops == answer.args[0] and all(self.same(a, b) for a, b in zip(terms, others, strict=True)):
             return True
-        if flipped == answer.args[0] and set(ops) <= set(FLIP):
-            if all(self.same(a, b) for a, b in zip(reversed(terms), others, strict=True)):
-                return True
+        turned_pairs = zip(reversed(terms), others, strict=False)
+        if flipped == answer.args[0] and set(ops) <= set(FLIP) and all(self.same(a, b) for a, b in turned_pairs):
+            return True
         if len(ops) == 1 and len(answer.args[0]) == 1 and ops[0] in FLIP:
             if ops == answer.args[0]:
                 return self._proportional(gold, answer, positive=ops[0] != "!=")
@@ -1193,7 +1193,7 @@ def matrix(node: Node) -> Rows | None:
                 return None
         if product is None:
             return None
-        for at, (rows, arg) in enumerate(factors):
+        for rows, arg in factors:
             if rows is None:
                 product = [
                     [Node("div", (c, arg)) if head == "div" else Node("mul", (arg, c)) for c in row] for row in product

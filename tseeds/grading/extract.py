@@ -19,6 +19,7 @@ RETRACTION = re.compile(
     re.IGNORECASE,
 )
 TAIL = re.compile(r"(?:\\(?:text|mathrm|mbox|,|;|!|%|quad|circ)|\^|[\s.,$%])")
+MAX_JOINED = 200
 HASHES = re.compile(r"####[ \t]*([^\n]*)")
 
 
@@ -143,13 +144,15 @@ def boxed_answer(text: str, *, join: bool = True) -> str | None:
             return None
     group = [found[-1]]
     names: list[str | None] = []
-    while join and len(found) > len(group):
+    while join and len(group) < min(len(found), MAX_JOINED):
         previous = found[-1 - len(group)]
-        joint = _joint(text[previous.stop : group[0].start])
+        joint = _joint(text[previous.stop : group[-1].start])
         if joint is None:
             break
-        names.insert(0, joint.group("name"))
-        group.insert(0, previous)
+        names.append(joint.group("name"))
+        group.append(previous)
+    group.reverse()
+    names.reverse()
     contents = [box.content for box in group]
     if len({_squeeze(content) for content in contents}) == 1:
         return contents[-1]
@@ -163,10 +166,9 @@ def boxed_answer(text: str, *, join: bool = True) -> str | None:
 
 def hashed_answer(text: str) -> tuple[int, str] | None:
     """Position and content of the last `#### answer` line."""
-    last = None
-    for last in HASHES.finditer(text):
-        pass
-    return None if last is None else (last.start(), last.group(1).strip())
+    start = text.rfind("####")
+    match = HASHES.match(text, start) if start >= 0 else None
+    return None if match is None else (start, match.group(1).strip())
 
 
 def extract(text: str, *, task: str, form: str, think_end: str, join: bool) -> str | None:

@@ -69,7 +69,7 @@ def plain_unicode(text: str) -> str:
         # Before NFKC, which would turn x² into x2 and 1½ into 11/2.
         text = SUP_RUN.sub(lambda m: "^{" + "".join(SUPERSCRIPTS[c] for c in m.group()) + "}", text)
         text = SUB_RUN.sub(lambda m: "_{" + "".join(SUBSCRIPTS[c] for c in m.group()) + "}", text)
-        text = VULGAR_ANY.sub(lambda m: " \\frac{%d}{%d}" % VULGAR[m.group()], text)
+        text = VULGAR_ANY.sub(lambda m: " \\frac{{{}}}{{{}}}".format(*VULGAR[m.group()]), text)
         text = unicodedata.normalize("NFKC", text.translate(TRANSLATION)).translate(TRANSLATION)
     out = []
     for char in text:

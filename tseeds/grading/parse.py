@@ -127,7 +127,7 @@ def parse_int(digits: str) -> int:
 def parse_decimal(text: str) -> Node:
     """A literal like 12, .5, 3.0 or 1.6e-19 as an exact fraction, however long."""
     mantissa, _, exponent = text.lower().partition("e")
-    whole, point, fraction = mantissa.partition(".")
+    whole, _, fraction = mantissa.partition(".")
     value = Fraction(parse_int(whole + fraction), 10 ** len(fraction))
     decimal = bool(fraction)
     if not exponent:
@@ -1246,7 +1246,7 @@ def _plain_subscript(text: str) -> str:
 
 
 def _literal_in_base(digits: str, base: str) -> Node | None:
-    radix = NUMBER_WORDS.get(base) if base.isalpha() else int(base) if len(base) <= 2 else None
+    radix = int(base) if re.fullmatch(r"[0-9]{1,2}", base) else NUMBER_WORDS.get(base)
     if radix is None or not 2 <= radix <= 36 or len(digits) > 4000:
         return None
     try:

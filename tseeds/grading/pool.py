@@ -118,6 +118,8 @@ class Pool:
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Any, float]]:
         """Results in order, each with the seconds it took; `TimedOut` or `Died` where there is none."""
+        if self._closed:
+            raise RuntimeError("the grader is closed")
         results: list[tuple[Any, float]] = [(Died, 0.0)] * len(jobs)
         size = max(1, min(CHUNK, -(-len(jobs) // self.options.workers)))
         todo = deque(list(range(start, min(start + size, len(jobs)))) for start in range(0, len(jobs), size))
