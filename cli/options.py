@@ -17,6 +17,7 @@ Iteration = Annotated[int | None, typer.Option(help="Iteration of the run; defau
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Pipeline file, when no run is named.")]
 PolicyOption = Annotated[Path | None, typer.Option(help="Model directory.")]
 ProblemsOption = Annotated[Path | None, typer.Option(help="Problems artifact.")]
+CurriculumOption = Annotated[Path | None, typer.Option(help="Pass rates, where the pipeline has a curriculum.")]
 OutOption = Annotated[Path | None, typer.Option(help="Where the artifact is committed.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the pipeline file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
@@ -37,7 +38,7 @@ def from_run(run: Path, stage: str, iteration: int | None, sets: list[str] | Non
     record = pipeline.read_record(where)
     history = History(configuration.load(where.pipeline, sets or ()), record["changes"])
     config = history.at(number)
-    steps = [*pipeline.setup_steps(config, where)] if number == 0 or stage == "problems" else []
+    steps = [*pipeline.setup_steps(config, where)] if number == 0 or stage in ("problems", "curriculum") else []
     if number > 0:
         steps += pipeline.iteration_steps(history, where, number)
     for step in steps:

@@ -9,6 +9,7 @@ import typer
 
 from tseeds_cli.options import (
     ConfigOption,
+    CurriculumOption,
     Iteration,
     JsonOption,
     OutOption,
@@ -29,6 +30,7 @@ def rollout(
     snapshot: Annotated[
         list[Path] | None, typer.Option(help="Snapshot artifact that finishes rows (position suffix).")
     ] = None,
+    curriculum: CurriculumOption = None,
     out: OutOption = None,
     sets: SetOption = None,
     as_json: JsonOption = False,
@@ -50,5 +52,5 @@ def rollout(
     assert out is not None
     number = iteration or 1
     pool = {int(require(p, "snapshot").facts["step"]): p for p in snapshot or ()}
-    inputs = stage.Inputs(policy, number - 1, problems, seeds, number, pool)
+    inputs = stage.Inputs(policy, number - 1, problems, seeds, number, pool, curriculum)
     run_stage(pipeline, Step(stage, inputs, out, number), as_json=as_json)

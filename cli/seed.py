@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tseeds_cli.options import ConfigOption, Iteration, JsonOption, OutOption, ProblemsOption, RunArgument, SetOption
+from tseeds_cli.options import (
+    ConfigOption,
+    CurriculumOption,
+    Iteration,
+    JsonOption,
+    OutOption,
+    ProblemsOption,
+    RunArgument,
+    SetOption,
+)
 
 
 def seed(
@@ -16,6 +25,7 @@ def seed(
     config: ConfigOption = None,
     problems: ProblemsOption = None,
     snapshot: Annotated[list[Path] | None, typer.Option(help="Snapshot artifact; repeat for a pool.")] = None,
+    curriculum: CurriculumOption = None,
     out: OutOption = None,
     sets: SetOption = None,
     as_json: JsonOption = False,
@@ -38,5 +48,5 @@ def seed(
     assert problems is not None
     assert out is not None
     pool = {int(require(p, "snapshot").facts["step"]): p for p in snapshot}
-    inputs = stage.Inputs(problems, pool, iteration or max(pool) + 1)
+    inputs = stage.Inputs(problems, pool, iteration or max(pool) + 1, curriculum=curriculum)
     run_stage(pipeline, Step(stage, inputs, out, inputs.iteration), as_json=as_json)

@@ -128,6 +128,29 @@ class ProblemsConfig(Section):
         return self
 
 
+class CurriculumConfig(Section):
+    """Which problems are trained on and how often, by the base policy's own pass rate, measured once before training."""
+
+    samples: NonNegative = 0
+    """Responses per problem that measure the base policy's pass rate; 0 measures nothing and every epoch takes every problem
+    once."""
+    lo: Fraction = 0.0
+    """Problems with a pass rate below this are left out."""
+    hi: Fraction = 1.0
+    """Problems with a pass rate above this are left out."""
+    weight: Literal["equal", "variance", "hard"] = "equal"
+    """How often a problem comes relative to others: equal; variance, the expected p(1 - p) given what was measured; hard,
+    the expected 1 - p. Both under a uniform prior of p, so that no measured pass rate gives 0."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CurriculumConfig:
+        if self.lo > self.hi:
+            raise ValueError(f"lo {self.lo} is above hi {self.hi}")
+        if not self.samples and (self.lo, self.hi, self.weight) != (0.0, 1.0, "equal"):
+            raise ValueError("lo, hi and weight need measured pass rates: set curriculum.samples, such as 8")
+        return self
+
+
 class SnapshotConfig(Section):
     """Which past policies are kept as a pool of seed writers."""
 
@@ -388,6 +411,7 @@ class Pipeline(Section):
     run: RunConfig = RunConfig()
     policy: PolicyConfig
     problems: ProblemsConfig
+    curriculum: CurriculumConfig = CurriculumConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     seed: SeedConfig = SeedConfig()
     rollout: RolloutConfig = RolloutConfig()

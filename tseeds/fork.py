@@ -129,6 +129,8 @@ def _share(source: RunDir, run: RunDir, at: int) -> None:
 def _artifacts(source: RunDir, at: int) -> Iterator[Path]:
     """Committed artifacts of set-up and of iterations 1..at."""
     yield source.problems
+    if (source.curriculum / store.MANIFEST).is_file():
+        yield source.curriculum
     for parent in ("snapshots", "evaluations", "iterations"):
         for folder in sorted((source.root / parent).glob("*")):
             number = folder.name.removeprefix("step-")

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from tseeds import config as configuration
-from tseeds import evaluate, problems, retention, rollout, schedule, score, seed, snapshot, update
+from tseeds import curriculum, evaluate, problems, retention, rollout, schedule, score, seed, snapshot, update
 from tseeds.artifacts import disk, store
 from tseeds.artifacts.lock import locked
 from tseeds.artifacts.rundir import RunDir
@@ -63,12 +63,14 @@ class Report:
 
 
 def setup_steps(config: Pipeline, run: RunDir) -> Iterator[Step]:
-    """problems and the snapshot of step 0."""
+    """problems, the snapshot of step 0, and its pass rates where a curriculum asks for them."""
     source = Path(config.policy.path)
     if not source.exists() and store.read_manifest(run.snapshot(0)) is not None:
         source = run.snapshot(0)  # the policy moved away; the run has its own copy
     yield Step(snapshot, snapshot.Inputs(source, 0), run.snapshot(0), 0)
     yield Step(problems, problems.Inputs(run.snapshot(0)), run.problems, 0)
+    if config.curriculum.samples:
+        yield Step(curriculum, curriculum.Inputs(run.snapshot(0), run.problems), run.curriculum, 0)
     if config.evaluate.every:
         yield from evaluation_steps(config, run, 0)
 
@@ -90,6 +92,12 @@ def iteration_steps(history: History, run: RunDir, iteration: int) -> Iterator[S
     policy, state = run.policy(i - 1), run.state(i - 1)
     pool = history.pool(i, snapshot_bytes=retention.snapshot_bytes(run))
     snapshots = {s: run.snapshot(s) for s in pool}
+    rates = run.curriculum if config.curriculum.samples else None
+    if rates is not None and not history.at(0).curriculum.samples:
+        raise UserError(
+            f"{run.root}: curriculum.samples was 0 when this run began, and pass rates are measured at its start; start "
+            "another run"
+        )
     seeded = len(schedule.seeded_samples(config, i)) > 0
     if seeded:
         past = (
@@ -99,11 +107,13 @@ def iteration_steps(history: History, run: RunDir, iteration: int) -> Iterator[S
         )
         writers = {i - 1: policy} if config.seed.sampler == "current" else snapshots
         if config.seed.source == "live" or past:
-            yield Step(seed, seed.Inputs(run.problems, writers, i, past), run.stage(i, "seed"), i)
+            yield Step(seed, seed.Inputs(run.problems, writers, i, past, rates), run.stage(i, "seed"), i)
         else:
             seeded = False  # nothing to replay in the first iteration
     seeds = run.stage(i, "seed") if seeded else None
-    yield Step(rollout, rollout.Inputs(policy, i - 1, run.problems, seeds, i, snapshots), run.stage(i, "rollout"), i)
+    yield Step(
+        rollout, rollout.Inputs(policy, i - 1, run.problems, seeds, i, snapshots, rates), run.stage(i, "rollout"), i
+    )
     yield Step(score, score.Inputs(run.stage(i, "rollout"), run.problems), run.stage(i, "score"), i)
     yield Step(
         update,

@@ -1,6 +1,6 @@
 """Stage rollout: the current policy completes seeded and unseeded rows on-policy.
 
-Reads problems, a policy and (where the group has a seeded share) seeds; writes one row per trajectory: prompt_ids,
+Reads problems, a policy, (where the group has a seeded share) seeds and (with a curriculum) pass rates; writes one row per trajectory: prompt_ids,
 response_ids (seed and continuation), behaviour logprobs of every response token, the span [off_start, off_stop) that a
 snapshot wrote, finish_reason, rng_seed, text. Token ids go in and come out; text is decoded for reading only.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tseeds import cuts
+from tseeds import cuts, selection
 from tseeds.artifacts import schema
 from tseeds.artifacts.parts import Parts
 from tseeds.artifacts.rundir import recorded_digest
@@ -31,7 +31,8 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Inputs:
-    """policy: model directory of step policy_step; problems, seeds: artifacts; snapshots: step -> model directory (suffix)."""
+    """policy: model directory of step policy_step; problems, seeds, curriculum: artifacts; snapshots: step -> model directory
+    (suffix)."""
 
     policy: Path
     policy_step: int
@@ -39,6 +40,7 @@ class Inputs:
     seeds: Path | None
     iteration: int
     snapshots: Mapping[int, Path] = field(default_factory=dict)
+    curriculum: Path | None = None
 
 
 def identity(config: Pipeline, inputs: Inputs) -> Identity:
@@ -60,7 +62,8 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
     if inputs.seeds is not None:
         values["seed.position"] = config.seed.position
         digests["seeds"] = require(inputs.seeds, "seeds").digest
-    return Identity(STAGE, VERSION, values, digests)
+    chosen, measured = selection.identity(config, inputs.curriculum)
+    return Identity(STAGE, VERSION, values | chosen, digests | measured)
 
 
 @dataclass(slots=True)
@@ -89,11 +92,13 @@ def _plan(config: Pipeline, inputs: Inputs, problems: pa.Table, seeds: pa.Table 
                 by_slot[seed["group_id"], seed["slot"] + k] = seed
     size, position = config.rollout.group_size, config.seed.position
     rows = []
+    problem_ids = problems["problem_id"].to_pylist()
     for group in groups(
-        problems["problem_id"].to_pylist(),
+        problem_ids,
         run_seed=config.run.seed,
         iteration=inputs.iteration,
         per_iteration=config.rollout.problems_per_iteration,
+        weights=selection.weights(config, problem_ids, inputs.curriculum),
     ):
         for sample in range(size):
             seed_row = by_slot.get((group.group_id, sample))

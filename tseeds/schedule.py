@@ -44,21 +44,60 @@ class Group:
 
 
 @lru_cache(maxsize=8)
-def _epoch_order(problem_ids: tuple[str, ...], run_seed: int, epoch: int) -> tuple[int, ...]:
-    return tuple(sorted(range(len(problem_ids)), key=lambda k: rng_seed(run_seed, "order", epoch, problem_ids[k])))
+def _epoch_order(
+    problem_ids: tuple[str, ...], run_seed: int, epoch: int, weights: tuple[float, ...] | None = None
+) -> tuple[int, ...]:
+    order = sorted(range(len(problem_ids)), key=lambda k: rng_seed(run_seed, "order", epoch, problem_ids[k]))
+    if weights is None:
+        return tuple(order)
+    times = _counts([weights[k] for k in order], uniform(run_seed, "counts", epoch))
+    visits = [(k, n) for k, count in zip(order, times, strict=True) for n in range(count)]
+    # a first visit has the same key as without weights, so that equal weights change nothing
+    key = {(k, n): rng_seed(run_seed, "order", epoch, problem_ids[k], *([n] if n else [])) for k, n in visits}
+    return tuple(k for k, _ in sorted(visits, key=key.__getitem__))
 
 
-def groups(problem_ids: Sequence[str], *, run_seed: int, iteration: int, per_iteration: int) -> list[Group]:
-    """The groups of an iteration: a window of the endless sequence of seeded epoch permutations.
+def _counts(weights: Sequence[float], offset: float) -> list[int]:
+    """Visits of each problem in an epoch of as many visits as problems have weight: its expected number rounded up or down.
 
+    Systematic sampling: expected numbers are laid end to end, and a problem gets the whole numbers - offset in its stretch.
+
+    >>> _counts([3.0, 1.0, 0.0, 2.0], 0.5), _counts([1.0, 1.0, 0.0], 0.5)
+    ([2, 0, 0, 1], [1, 1, 0])
+    """
+    size, total = sum(w > 0 for w in weights), math.fsum(weights)
+    reached, counts, covered = 0, [], 0.0
+    last = max(k for k, w in enumerate(weights) if w > 0)
+    for k, weight in enumerate(weights):
+        covered += weight
+        now = size if k >= last else min(size, math.floor(covered * size / total + offset))
+        counts.append(now - reached)
+        reached = now
+    return counts
+
+
+def groups(
+    problem_ids: Sequence[str],
+    *,
+    run_seed: int,
+    iteration: int,
+    per_iteration: int,
+    weights: Sequence[float] | None = None,
+) -> list[Group]:
+    """The groups of an iteration: a window of the endless sequence of seeded epochs.
+
+    An epoch is a permutation of the problems; with ``weights`` (one per problem, 0 leaves it out) it has as many visits as
+    problems are left, and each comes its expected number of times, rounded up or down by a seeded draw per epoch.
     The window of iteration i begins where that of i - 1 ended, so the cursor is the iteration itself.
     """
     ids = tuple(problem_ids)
+    weighted = None if weights is None else tuple(weights)
+    size = len(ids) if weighted is None else sum(w > 0 for w in weighted)
     chosen: list[Group] = []
     seen: dict[str, int] = {}
     for n in range(per_iteration):
-        epoch, place = divmod((iteration - 1) * per_iteration + n, len(ids))
-        index = _epoch_order(ids, run_seed, epoch)[place]
+        epoch, place = divmod((iteration - 1) * per_iteration + n, size)
+        index = _epoch_order(ids, run_seed, epoch, weighted)[place]
         occurrence = seen.get(ids[index], 0)
         seen[ids[index]] = occurrence + 1
         chosen.append(Group(f"{iteration:06d}-{n:05d}", index, ids[index], occurrence))

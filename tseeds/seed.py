@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tseeds import cuts
+from tseeds import cuts, selection
 from tseeds.artifacts import schema
 from tseeds.artifacts.parts import Parts
 from tseeds.artifacts.rundir import recorded_digest
@@ -51,12 +51,13 @@ _VALUES = [
 @dataclass(frozen=True)
 class Inputs:
     """snapshots: step -> model directory, the pool; history: (rollout, score) artifacts of earlier iterations, oldest
-    first, read by source replay and cut target."""
+    first, read by source replay and cut target; curriculum: pass rates, where problems are chosen by them."""
 
     problems: Path
     snapshots: Mapping[int, Path]
     iteration: int
     history: Sequence[tuple[Path, Path]] = field(default_factory=tuple)
+    curriculum: Path | None = None
 
 
 def needs_history(config: Pipeline) -> bool:
@@ -91,7 +92,8 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
     if needs_history(config):
         digests |= {f"rollout {k}": require(r, "rollout").digest for k, (r, _) in enumerate(inputs.history, 1)}
         digests |= {f"score {k}": require(s, "score").digest for k, (_, s) in enumerate(inputs.history, 1)}
-    return Identity(STAGE, VERSION, values, digests)
+    chosen, measured = selection.identity(config, inputs.curriculum)
+    return Identity(STAGE, VERSION, values | chosen, digests | measured)
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ def _plan(config: Pipeline, inputs: Inputs, problem_ids: Sequence[str]) -> list[
         run_seed=config.run.seed,
         iteration=inputs.iteration,
         per_iteration=config.rollout.problems_per_iteration,
+        weights=selection.weights(config, problem_ids, inputs.curriculum),
     ):
         for slot in samples[:: config.seed.continuations]:
             seed = rng_seed(config.run.seed, inputs.iteration, STAGE, group.problem_id, group.occurrence * size + slot)

@@ -34,8 +34,7 @@ def check(path: Path) -> tuple[int, list[str]]:
 
 def _artifacts(run: RunDir) -> Iterator[Path]:
     """Every directory of a run that should be a committed artifact; interrupted ones are none."""
-    if run.problems.is_dir():
-        yield run.problems
+    yield from (folder for folder in (run.problems, run.curriculum) if folder.is_dir())
     for parent in (
         run.root / "snapshots",
         *sorted((run.root / "iterations").glob("*")),

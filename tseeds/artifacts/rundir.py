@@ -41,6 +41,11 @@ class RunDir:
         """The ingested problems."""
         return self.root / "problems"
 
+    @property
+    def curriculum(self) -> Path:
+        """Pass rates of the base policy on the problems."""
+        return self.root / "curriculum"
+
     def snapshot(self, step: int) -> Path:
         """Snapshot of the policy of ``step``: itself a model directory."""
         return self.root / "snapshots" / f"step-{step:06d}"

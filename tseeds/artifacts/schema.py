@@ -33,6 +33,17 @@ QUARANTINE = pa.schema(
     ]
 )
 
+CURRICULUM = pa.schema(
+    [
+        ("problem_id", pa.string()),
+        ("pass_rate", pa.float32()),  # mean reward of the base policy's responses
+        ("rewards", _FLOATS),  # one per response
+        ("lengths", _IDS),  # tokens of each response
+        ("truncated", pa.int32()),  # responses that hit the budget
+        ("verdicts", pa.list_(pa.string())),
+    ]
+)
+
 SEED = pa.schema(
     [
         ("seed_id", pa.string()),
