@@ -114,7 +114,15 @@ function draw(figure) {
   drawn.add(figure.id);
   return Plotly.react(place, traces(figure), layout(figure), options);
 }
-const redraw = () => report.figures.filter((f) => drawn.has(f.id)).forEach(draw);
+let watcher;
+// What is in sight is drawn again at once, the rest when it comes into sight.
+function redraw() {
+  report.figures.filter((f) => drawn.has(f.id)).forEach((f) => {
+    const card = document.getElementById(`figure-${f.id}`);
+    watcher.unobserve(card);
+    watcher.observe(card);
+  });
+}
 const drawAll = () => Promise.all(report.figures.map(draw));
 window.drawAll = drawAll;
 
@@ -191,7 +199,7 @@ function build() {
     if (figure.note) card.append(element("figcaption", "", figure.note));
     grid.append(card);
   });
-  const watcher = new IntersectionObserver((entries) => entries.forEach((e) => {
+  watcher = new IntersectionObserver((entries) => entries.forEach((e) => {
     if (!e.isIntersecting) return;
     watcher.unobserve(e.target);
     draw(report.figures.find((f) => `figure-${f.id}` === e.target.id));
