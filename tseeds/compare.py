@@ -35,7 +35,7 @@ from tseeds.artifacts import store
 from tseeds.artifacts.lock import locked
 from tseeds.artifacts.rundir import RunDir, digest_of
 from tseeds.config import Pipeline
-from tseeds.errors import Interrupted, StageFailed, UserError
+from tseeds.errors import Interrupted, Locked, StageFailed, UserError
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +166,9 @@ def _default(key: str) -> Any:
     return TypeAdapter(Any).dump_python(None if default is PydanticUndefined else default, mode="json")
 
 
+_PATIENCE = 60  # seconds
+
+
 class Listener:
     """Hears what the comparison does; this one does nothing."""
 
@@ -294,7 +297,15 @@ def _work(job: Job, out: Path, sender: Any) -> None:
             signal.signal(signal.SIGTERM, ask)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks
             threading.Thread(target=follow, daemon=True).start()
-            chain.run_pipeline(job.config, root, context)
+            for patience in reversed(range(_PATIENCE)):
+                try:
+                    chain.run_pipeline(job.config, root, context)
+                    break
+                except Locked:  # the orphan of a killed comparison is finishing its part
+                    if not patience:
+                        raise
+                    context.check_stop()
+                    time.sleep(1)
         spent = None if before else round(time.monotonic() - started, 1)
         sender.send(("done", record(job, where, wall_s=spent, cpu_s=None if before else round(_cpu(), 1))))
     except Interrupted:
