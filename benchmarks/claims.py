@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -270,7 +271,9 @@ def claim_sections(records: Sequence[Mapping[str, Any]], figures: Mapping[str, s
     return lines
 
 
-def document(groups: Sequence[Sequence[Mapping[str, Any]]], figures: Mapping[str, str], reading: str) -> str:
+def document(
+    groups: Sequence[Sequence[Mapping[str, Any]]], figures: Mapping[str, str], reading: str, mixed: Sequence[str]
+) -> str:
     """docs/claims.md."""
     lines = [
         "# The claims, reproduced",
@@ -306,7 +309,7 @@ def document(groups: Sequence[Sequence[Mapping[str, Any]]], figures: Mapping[str
                 lines += [f"### Difference to {other}, paired by seed", "", *markdown(header, rows), ""]
         if main:
             shown = [f"![{name}]({path})" for name, path in figures.items()]
-            lines += ["## Over training", "", *shown, ""]
+            lines += ["## Over training", "", *shown, "", "## Mixed inference", "", *mixed]
     return "\n".join(lines)
 
 
@@ -414,17 +417,60 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def write(records: Path, docs: Path) -> Path:
-    """Everything; returns the page."""
+def keep_mixed(run: Path, file: Path) -> None:
+    """Copy the cells of the newest mixed inference of a run into ``file``, where the run has one."""
+    grids = sorted(run.glob("mixed/*/*/manifest.json"))
+    if grids:
+        manifest = json.loads(grids[-1].read_text())
+        cells = [{k: v for k, v in cell.items() if k != "ci"} for cell in manifest["facts"]["cells"]]
+        kept = {"run": f"{run.parent.name}, {run.name}", "step": manifest["config"]["step"], "cells": cells}
+        file.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def mixed_section(file: Path) -> list[str]:
+    """pass@k when snapshots write the first L tokens and the final policy finishes."""
+    if not file.is_file():
+        return ["Not yet measured.", ""]
+    data = json.loads(file.read_text())
+    ks = [f"pass@{k}" for k in (1, 4, 16, 64) if f"pass@{k}" in data["cells"][0]]
+    rows = []
+    for cell_ in data["cells"]:
+        length, step = cell_["seed_length"], cell_["snapshot_step"]
+        who = (
+            "final policy alone"
+            if length == 0
+            else "snapshot alone"
+            if length < 0
+            else f"snapshot, first {length} tokens"
+        )
+        lag = "–" if length == 0 else "all, mixed" if step is None else str(cell_["lag"])
+        rows.append([who, lag, *(number(cell_[k]) for k in ks), number(cell_["distinct"], 2)])
+    first = data["cells"][0]
+    return [
+        f"Run {data['run']}, policy of step {data['step']}; {first['problems']} held-out problems x {first['samples']} samples "
+        "in every row. Lag: iterations between snapshot and final policy; a row of all lags takes an equal part of its samples "
+        "from every snapshot. One run: no spread, no verdict.",
+        "",
+        *markdown(["beginning by", "lag", *ks, "distinct"], rows),
+        "",
+    ]
+
+
+def write(records: Path, docs: Path, mixed: Path | None = None) -> Path:
+    """Everything; returns the page. mixed: an on-policy run on which mixed inference was measured."""
     folder = docs / "claims"
     folder.mkdir(parents=True, exist_ok=True)
+    grid = folder / "mixed.json"
+    if mixed is not None:
+        keep_mixed(mixed, grid)
     newest = {(setup_of(r), r["arm"], r["seed"]): r for r in read_records(records)}
     groups = setups(list(newest.values()))
     figures = draw(groups[0], folder) if groups else {}
     write_csv(folder / "runs.csv", list(newest.values()))
     reading = folder / "reading.md"
     page = docs / "claims.md"
-    page.write_text(document(groups, figures, reading.read_text() if reading.is_file() else ""), encoding="utf-8")
+    text = document(groups, figures, reading.read_text() if reading.is_file() else "", mixed_section(grid))
+    page.write_text(text, encoding="utf-8")
     return page
 
 
@@ -432,5 +478,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=Path, default=Path("docs/claims/records.jsonl"))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--mixed", type=Path, help="run directory in which tseeds evaluate --mixed has run")
     arguments = parser.parse_args()
-    print(write(arguments.records, arguments.docs))
+    print(write(arguments.records, arguments.docs, arguments.mixed))

@@ -84,5 +84,25 @@ def test_every_arm_of_a_claim_has_its_pipeline() -> None:
     assert named | set(claims.FIRST) <= {p.stem for p in (ROOT / "pipelines" / "arms").glob("*.toml")}
 
 
+def test_mixed_inference_is_copied_out_of_its_run(tmp_path: Path) -> None:
+    cell = {"pass@1": 0.25, "pass@4": 0.5, "distinct": 1.25, "problems": 8, "samples": 4, "ci": {"pass@1": [0, 1]}}
+    cells = [
+        {"snapshot_step": None, "lag": None, "seed_length": 0} | cell,
+        {"snapshot_step": 10, "lag": 40, "seed_length": -1} | cell,
+        {"snapshot_step": None, "lag": None, "seed_length": 3} | cell,
+    ]
+    run = tmp_path / "on-policy" / "seed-000"
+    (run / "mixed" / "000050" / "countdown").mkdir(parents=True)
+    manifest = {"config": {"step": 50}, "facts": {"cells": cells}}
+    (run / "mixed" / "000050" / "countdown" / "manifest.json").write_text(json.dumps(manifest))
+    claims.keep_mixed(run, tmp_path / "mixed.json")
+    text = "\n".join(claims.mixed_section(tmp_path / "mixed.json"))
+    assert "policy of step 50; 8 held-out problems x 4 samples" in text
+    assert "| final policy alone | – | 0.250 | 0.500 | 1.25 |" in text
+    assert "| snapshot alone | 40 |" in text
+    assert "| snapshot, first 3 tokens | all, mixed |" in text
+    assert claims.mixed_section(tmp_path / "none.json") == ["Not yet measured.", ""]
+
+
 def test_a_page_without_records_says_so(tmp_path: Path) -> None:
     assert "No run is recorded yet." in claims.write(tmp_path / "none.jsonl", tmp_path).read_text()
