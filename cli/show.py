@@ -88,7 +88,7 @@ def load(path: Path) -> tuple[Any, Any]:
             if graded and "response_ids" in table.column_names and "verdict" not in table.column_names
             else None
         )
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error}); tseeds verify names damaged files") from None
     return table, scores
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tseeds.artifacts.disk import read_object
 from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest
 from tseeds.config import Pipeline
 from tseeds.errors import Interrupted
@@ -149,14 +150,12 @@ def load_tokenizer(policy: Path, trust_remote_code: bool = False) -> Any:
 
 def eos_ids(policy: Path, tokenizer: Any = None) -> frozenset[int]:
     """All end-of-sequence ids of a policy: generation_config.json, config.json, tokenizer."""
-    import json
-
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         file = Path(policy) / name
         if file.is_file():
-            value = json.loads(file.read_text()).get("eos_token_id")
-            found |= set(value) if isinstance(value, list) else {value} if isinstance(value, int) else set()
+            value = read_object(file, "copy the model again").get("eos_token_id")
+            found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     return frozenset(found)

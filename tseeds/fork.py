@@ -57,7 +57,8 @@ def fork(source: RunDir, at: int, target: Path, sets: Sequence[str] = ()) -> Run
             }
             new = {"created": pipeline.now(), "parent": parent, "changes": list(history.changes)}
             pipeline.write_record(run, new, history.config)
-            stale = [r for r in pipeline.survey(history, run, upto=at) if r.state == "stale"]
+            stale = pipeline.fixed_at_setup(History(history.config, history.changes_until(at)), run)
+            stale = stale or [r for r in pipeline.survey(history, run, upto=at) if r.state == "stale"]
             if stale:
                 raise Stale(f"{target}: {pipeline.explain(stale)}; a fork shares iterations 1 to {at} as they are")
             store.publish(aside, target)

@@ -62,6 +62,10 @@ class History:
             self._configs[segment] = config
         return self._configs[segment]
 
+    def changes_until(self, iteration: int) -> list[Change]:
+        """The changes that apply from ``iteration`` or an earlier one on, and those of versions."""
+        return [c for c in self.changes if c["iteration"] <= iteration or c["key"].startswith(VERSION)]
+
     def version(self, stage: str, iteration: int, now: int) -> int:
         """The version of a stage that an iteration's artifacts may have: ``now``, or an older one that was accepted."""
         for change in self.changes:

@@ -286,8 +286,7 @@ def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
             f"{run.root}: {explain(survey(History(config, record['changes']), run))}. " + _ways(old, record, run)
         )
     start = unsettled(History(old, record["changes"]), run)
-    as_made = History(config, [*record["changes"], *({"iteration": start, **v} for v in versions)])
-    fixed = [r for r in survey(as_made, run, upto=0) if r.state == "stale" and r.step.module is not evaluate]
+    fixed = fixed_at_setup(History(config, [*record["changes"], *({"iteration": start, **v} for v in versions)]), run)
     if fixed:
         raise Stale(
             f"{run.root}: {explain(fixed)}; every iteration builds on it. {_ways(old, record, run, acceptable=False)}"
@@ -308,6 +307,11 @@ def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
             log.info("%s: changed from iteration %d on: %s", run.root, first, ", ".join(changed))
             return history
     raise Stale(f"{run.root}: {explain(left)}. {_ways(old, record, run, acceptable=False)}")
+
+
+def fixed_at_setup(history: History, run: RunDir) -> list[Report]:
+    """Stages of set-up that contradict ``history``: every iteration builds on them, so no change can apply later on."""
+    return [r for r in survey(history, run, upto=0) if r.state == "stale" and r.step.module is not evaluate]
 
 
 def now() -> str:

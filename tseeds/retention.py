@@ -36,6 +36,7 @@ def removals(history: History, run: RunDir, done: int, *, newest: bool = False) 
 
     newest: only what iteration ``done`` itself made superfluous; the rest went before.
     """
+    newest = newest and history.at(done).snapshot == history.at(done + 1).snapshot  # new rules look at everything
     size = snapshot_bytes(run)
     pool = set(history.pool(done + 1, snapshot_bytes=size))
     before = history.pool(done, snapshot_bytes=size) if done else []

@@ -208,7 +208,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 if numbers[k] not in handed or purpose == "suffix":
                     parts.finish(numbers[k])
 
-        sample(live, "continue")
+        if live:  # after a crash between the last part and the commit nothing is left to sample
+            sample(live, "continue")
         eos = eos_ids(inputs.policy, tokenizer)
         for snapshot_step in sorted({rows[r].seed["snapshot_step"] for r in suffix}):  # type: ignore[index]
             numbers = [r for r in suffix if rows[r].seed["snapshot_step"] == snapshot_step]  # type: ignore[index]

@@ -23,7 +23,7 @@ from tseeds.artifacts.store import Identity, Manifest, read_table, require, veri
 from tseeds.config import Pipeline
 from tseeds.context import Context, eos_ids
 from tseeds.engines.base import Completion, Request
-from tseeds.errors import StageFailed
+from tseeds.errors import UserError
 from tseeds.schedule import draw_snapshots, groups, rng_seed, seeded_samples, uniform
 
 STAGE = "seed"
@@ -190,7 +190,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 snapshot = inputs.snapshots[step]
                 digest = context.engine().load(snapshot)
                 if digest != ident.inputs[f"snapshot {step}"]:
-                    raise StageFailed(f"{snapshot}: damaged, it differs from its recorded digest; restore it")
+                    raise UserError(f"{snapshot}: damaged, it differs from its recorded digest; restore it")
                 for k in mine:
                     plans[k].snapshot = digest
                 requests, owner = [], []

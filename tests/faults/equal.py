@@ -79,10 +79,11 @@ class Reference:
     def differences(self, run: Path, *, finished: bool, only: Collection[str] | None = None) -> list[str]:
         """One line for everything in ``run`` that is lost, doubled or different; unfinished runs may lack the rest.
 
-        What retention has pruned in one of two unfinished states is not compared. only: names to look at.
+        What retention has pruned in one of two unfinished states is not compared. only: artifacts to look at, nothing else.
         """
         found = artifacts(run) if run.is_dir() else {}
-        wrong = [f"{name}: doubled, not in the uninterrupted run" for name in found if name not in self.data]
+        looked = set(found) if only is None else set(only)
+        wrong = [f"{name}: doubled, not in the uninterrupted run" for name in found if name in looked - set(self.data)]
         for name, wanted in self.data.items():
             if only is not None and name not in only:
                 continue
@@ -98,6 +99,8 @@ class Reference:
                     wrong.append(
                         f"{name}: {key} is {json.dumps(got.get(key))[:200]}, not {json.dumps(wanted.get(key))[:200]}"
                     )
+        if only is not None:
+            return wrong
         lines = metrics(run)
         numbers = [line["iteration"] for line in lines]
         if len(set(numbers)) < len(numbers):

@@ -22,7 +22,7 @@ MATRIX = {
     "iterations/000002/score": ("score", _PARTS),
     "iterations/000002/update": ("update", ("begin", "mid-part", "before-fsync", "mid-file", *_COMMIT)),
     "snapshots/step-000002": ("snapshot", ("begin", *_COMMIT)),
-    "evaluations/000002/countdown": ("evaluate", (*_PARTS, "mid-file")),
+    "evaluations/000002/countdown": ("evaluate", (*_PARTS[:4], "mid-file", *_COMMIT)),
 }
 
 
@@ -57,7 +57,7 @@ def test_parts_survive_until_the_artifact_is_committed(
     partial = run / "iterations/000002/rollout.partial"
     forked.run(loop_config(toy), run, fault="rollout:after-part:3")
     kept = {p.name: p.stat().st_ino for p in partial.glob("part-*.parquet")}
-    assert sorted(kept) == [f"part-{k:05d}.parquet" for k in range(3)]
+    assert len(kept) == 3  # of four, in the order in which their rows finished
     forked.run(loop_config(toy), run, fault="rollout:before-rename:1")
     assert {p.name: p.stat().st_ino for p in partial.glob("part-*.parquet")}.items() >= kept.items()
     forked.run(loop_config(toy), run, fault="rollout:after-rename:1")

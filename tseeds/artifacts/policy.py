@@ -38,7 +38,9 @@ def policy_files(policy: Path) -> list[Path]:
     if index.is_file():
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError):
+            if not all(isinstance(s, str) and 0 < len(s) < 256 and "/" not in s for s in shards):
+                raise ValueError
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise UserError(f"{index}: not a safetensors index; copy the model again") from None
         missing = sorted(s for s in shards if not (policy / str(s)).is_file())
         if missing:
@@ -83,3 +85,5 @@ def read_probe(policy: Path) -> dict | None:
         return json.loads((policy / PROBE_FILE).read_text())
     except FileNotFoundError:
         return None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

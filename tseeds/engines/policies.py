@@ -100,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: missing; not a Hugging Face model directory") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise UserError(f"{path}: not readable JSON ({error}); copy the model again") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: not a JSON object; copy the model again")
@@ -121,10 +121,14 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                 raise ValueError("header longer than the file")
             header: dict[str, Any] = json.loads(handle.read(length))
         header.pop("__metadata__", None)
+        for name, tensor in header.items():
+            if not all(isinstance(n, int) and n >= 0 for n in (*tensor["shape"], *tensor["data_offsets"])):
+                raise ValueError(f"tensor {name[:60]!r} has no shape")
+            tensor["dtype"] = str(tensor["dtype"])
         end = max((t["data_offsets"][1] for t in header.values()), default=0)
         if size != 8 + length + end:
             raise ValueError(f"{size} bytes where its header names {8 + length + end}")
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error, OSError) as error:
         raise UserError(f"{path}: damaged safetensors file ({error}); copy the model again") from None
     for name, tensor in header.items():
         if tensor["dtype"] not in _DTYPES:
@@ -142,7 +146,10 @@ def eos_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
     for source in (read_json(generation) if generation.is_file() else {}, config, _text(config)):
         ids = source.get("eos_token_id")
         if ids is not None:
-            found |= {int(i) for i in (ids if isinstance(ids, list) else [ids])}
+            ids = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(i, int) for i in ids):
+                raise UserError(f"{path}: eos_token_id {str(ids)[:60]} is no token id; copy the model again")
+            found |= set(ids)
     return tuple(sorted(found))
 
 
@@ -178,7 +185,8 @@ def _name(config: dict[str, Any]) -> str:
 
 
 def _text(config: dict[str, Any]) -> dict[str, Any]:
-    return config if "vocab_size" in config else config.get("text_config") or config
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) and "vocab_size" not in config else config
 
 
 def _tied(config: dict[str, Any]) -> bool | None:
