@@ -50,9 +50,7 @@ def test_a_fork_with_a_change_differs_from_the_next_iteration_on(
     new = fork(RunDir(uninterrupted), 1, tmp_path / "new", ["update.prefix_weight=mask"])
     assert forked.tseeds("run", new.root)["status"] == 0
     shared = [n for n in artifacts(new.root) if n.startswith("iterations/000001") or n == "problems"]
-    assert reference.differences(new.root, finished=False, only=[*shared, "iterations/000002/rollout"])[0].startswith(
-        "metrics"
-    )
+    assert reference.differences(new.root, finished=False, only=[*shared, "iterations/000002/rollout"]) == []
     assert reference.differences(new.root, finished=False, only=["iterations/000002/update"])
     history = pipeline.open_history(new)
     assert [history.at(i).update.prefix_weight for i in (1, 2)] == ["clip", "mask"]
