@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT = 384
 """Requests that one server holds at once: its batch and half as many behind it."""
 
+ATTEMPTS = 3
+"""Times that a request is sent before a server that drops it counts as dead."""
+
 T = TypeVar("T")
 
 
@@ -237,20 +240,23 @@ class ServedEngine:
         """
         import aiohttp
 
-        try:
-            async with self._session.request(method, url + path, json=body) as response:
-                content = await response.read()
-                if response.status != 200:
-                    said = content.decode(errors="replace").strip().splitlines()
+        for attempt in itertools.count(1):
+            try:
+                async with self._session.request(method, url + path, json=body) as response:
+                    content = await response.read()
+                    if response.status != 200:
+                        said = content.decode(errors="replace").strip().splitlines()
+                        why = f"{response.status} {said[0][:300] if said else ''}"
+                        raise StageFailed(f"the served engine refused {path}: {why}")
+                    return content
+            except aiohttp.ClientError as error:
+                # a kept-alive connection may have been closed meanwhile; asking again gives the same answer
+                if attempt == ATTEMPTS or isinstance(error, aiohttp.ClientConnectorError):
                     raise StageFailed(
-                        f"the served engine refused {path}: {response.status} {said[0][:300] if said else ''}"
-                    )
-                return content
-        except aiohttp.ClientError as error:
-            raise StageFailed(
-                f"the served engine at {url} is dead ({probe.first_line(error)}); everything committed so far is kept: "
-                "restart tseeds engine serve, or run the same command again without it"
-            ) from None
+                        f"the served engine at {url} is dead ({probe.first_line(error)}); everything committed so far is "
+                        "kept: restart tseeds engine serve, or run the same command again without it"
+                    ) from None
+        raise AssertionError
 
     def sleep(self) -> None:
         """Nothing: the server's memory is its own."""

@@ -199,12 +199,13 @@ class _Server:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_CONFIGURE_LOGGING": "1",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "OMP_NUM_THREADS": str(cores),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(policy.path)]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy.path)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--tokens-only", "--disable-uvicorn-access-log"]
         command += ["--disable-fastapi-docs", "--uvicorn-log-level", "warning"]
         command += ["--middleware", "tseeds.engines.serve.Guard"]
