@@ -66,7 +66,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 128,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
-    "attention_bias": False,
+    "attention_bias": True,
     "mlp_bias": False,
     "tie_word_embeddings": False,
     "initializer_range": 0.05,
@@ -248,19 +248,21 @@ def warm_start(
 ) -> Any:
     """Train the policy from random weights on one thread; the same torch build and CPU type give the same bits.
 
-    Cross-entropy on response tokens, AdamW, warm-up and cosine decay. Returns a transformers ``LlamaForCausalLM``.
+    Cross-entropy on response tokens, AdamW, warm-up and cosine decay. The network is trained as Qwen2 (biases on q, k, v)
+    and returned as the same function in a transformers ``LlamaForCausalLM``, whose directories may bring any tokenizer.
     """
     import torch
     from torch.nn import functional
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    shape = {k: v for k, v in CONFIG.items() if k not in ("architectures", "model_type", "attention_bias", "mlp_bias")}
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().train()
+            model = Qwen2ForCausalLM(Qwen2Config(**shape)).float().train()
         decay = [p for p in model.parameters() if p.dim() > 1]
         plain = [p for p in model.parameters() if p.dim() == 1]
         groups = [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
@@ -282,10 +284,26 @@ def warm_start(
             optimizer.step()
             if step % 100 == 0 or step == steps - 1:
                 log.info("warm start step %d of %d: loss %.4f", step + 1, steps, loss.item())
-        return model.eval()
+        return _as_llama(model)
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+
+
+def _as_llama(model: Any) -> Any:
+    """The Llama model that computes the same function as a Qwen2 model: Llama's further bias, on o, is zero."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):  # building a network draws numbers that are the caller's
+        llama = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().eval()
+    missing, unexpected = llama.load_state_dict(model.state_dict(), strict=False)
+    assert not unexpected, unexpected
+    assert all(name.endswith("o_proj.bias") for name in missing), missing
+    with torch.no_grad():
+        for layer in llama.model.layers:
+            layer.self_attn.o_proj.bias.zero_()
+    return llama
 
 
 def policy_contents(model: Any) -> dict[str, bytes]:
