@@ -7,11 +7,12 @@ validate`` starts at once.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tseeds.errors import UserError
 
@@ -61,6 +62,13 @@ class BenchmarkConfig(Section):
     """As problems.task, which is the default."""
     limit: NonNegative = 0
     """Use only the first N good rows; 0 uses all."""
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
+            raise ValueError("it names a directory: up to 80 letters, digits, dots, dashes, underscores")
+        return name
 
 
 Finding = Literal["keep", "quarantine", "fail"]
@@ -368,6 +376,14 @@ class EvaluateConfig(Section):
     """Token budget; 0 takes the rollout's."""
     benchmarks: list[BenchmarkConfig] = []
     """Data sets to evaluate on."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> EvaluateConfig:
+        names = [b.name for b in self.benchmarks]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two benchmarks are called {name}; give them different names")
+        return self
 
 
 class EngineConfig(Section):
