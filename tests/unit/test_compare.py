@@ -63,7 +63,7 @@ def test_paths_and_workers_do_not_make_another_run_but_contents_do(here: Path) -
     (other,) = compare.jobs(arm("seeds"), [0], moved)
     changed = {k for k in job.values if job.values[k] != other.values[k]}
     assert changed == {"problems.digest"}
-    for value in ("update.learning_rate=2e-4", "evaluate.samples=8", "run.iterations=3", 'engine.backend="vllm"'):
+    for value in ("update.learning_rate=7e-4", "evaluate.samples=8", "run.iterations=3", 'engine.backend="vllm"'):
         assert compare.jobs(arm("seeds"), [0], [value])[0].key != job.key
 
 
