@@ -11,7 +11,7 @@ import pytest
 
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--hide-scrollbars",
+    "--hide-scrollbars", "--window-size=1400,1000",
 )  # fmt: skip
 
 

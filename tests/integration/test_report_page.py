@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,19 @@ def test_dark_and_narrow(browser: Any, page: Path) -> None:  # noqa: F811
 def test_hover_gives_numbers_and_smoothing_changes_curves(browser: Any, page: Path) -> None:  # noqa: F811
     from selenium.webdriver import ActionChains
 
+    look(browser)
     browser.get(page.as_uri())
     browser.execute_async_script(ONE, "reward")
     plot = browser.find_element("css selector", "#plot-reward .nsewdrag")
-    ActionChains(browser).move_to_element(plot).perform()
-    hover = wait(browser, lambda b: b.execute_script("return document.querySelector('#plot-reward .hoverlayer').textContent"))
+    shown = "return document.querySelector('#plot-reward .hoverlayer').textContent"
+    places = itertools.cycle(range(0, 80, 9))
+
+    def moved(chrome: Any) -> str:
+        """Plotly listens to movement, not to a mouse that is simply there, and takes its time."""
+        ActionChains(chrome).move_to_element_with_offset(plot, next(places), 3).pause(0.3).perform()
+        return chrome.execute_script(shown)
+
+    hover = wait(browser, moved)
     assert "on-policy" in hover
     value = "return document.getElementById('plot-reward').data.at(-1).y.join()"
     before = browser.execute_script(value)
