@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -252,29 +248,6 @@ def test_the_trainer_keeps_its_threads_and_random_state(vllm_engine, tied_polici
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_fresh_process_prints_nothing_and_keeps_random_state(tied_policies) -> None:
-    """Start, swap, sample, close: not a byte on stdout or stderr, and the generators of the process as they were."""
-    code = f"""
-    import random, torch
-    from pathlib import Path
-    from tseeds.config import EngineConfig
-    from tseeds.engines import Request, open_engine
-    before = torch.get_rng_state(), random.getstate()
-    engine = open_engine(EngineConfig(kv_cache_gb=0.25), dtype="bfloat16", max_model_len=64)
-    engine.load(Path({str(tied_policies[0])!r}))
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
-    engine.load(Path({str(tied_policies[1])!r}))
-    rows = dict(engine.sample([Request(ids=[7], max_tokens=8, seed=s) for s in range(4)]))
-    assert len(rows) == 4
-    engine.close()
-    """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM", "GLOO"))}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=200, env=environment
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_thread_choice_is_logged_and_overridable(tied_policies, caplog) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tseeds.config import EngineConfig
 from tseeds.engines.base import Completion, Engine, Request
 
-__all__ = ["Completion", "Engine", "Request", "open_engine"]
+__all__ = ["Completion", "Engine", "Request", "open_engine", "sample_each"]
 
 
 def open_engine(
@@ -40,3 +41,30 @@ def open_engine(
     from tseeds.engines.vllm import VllmEngine
 
     return VllmEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
+
+
+def sample_each(
+    engine: Engine, work: Sequence[tuple[Path, Sequence[Request]]]
+) -> Iterator[tuple[int, int, str, Completion]]:
+    """Sample from several policies: yields (position in ``work``, index of the request, digest, completion).
+
+    LoRA adapters in an engine that serves several at once share its batches; whole policies are swapped one by one.
+    """
+    if not getattr(engine, "shares_batches", False):
+        for position, (policy, requests) in enumerate(work):
+            digest = engine.load(policy)
+            for index, done in engine.sample(requests):
+                yield position, index, digest, done
+        return
+    rows = []
+    for position, (policy, requests) in enumerate(work):
+        digest = engine.load(policy)
+        rows.append((position, digest, engine.sample(requests)))
+    while rows:
+        for row in list(rows):
+            position, digest, completions = row
+            found = next(completions, None)
+            if found is None:
+                rows.remove(row)
+            else:
+                yield position, found[0], digest, found[1]

@@ -113,10 +113,13 @@ class ServedEngine:
         if all(answer["digest"] == wanted.digest for answer in self._rpc("tseeds_held")):
             self._held = wanted
             return wanted.digest
+        from tseeds.engines.vllm import merged
+
         expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype)
         begin = time.perf_counter()
         self._held = None
-        self._rpc("tseeds_swap", str(wanted.path))
+        with merged(wanted, trust_remote_code=False) as path:
+            self._rpc("tseeds_swap", str(path))
         self._wait(self._everywhere("/reset_prefix_cache"))
         for url in self.record.urls:
             found = self._wait(self._score(url, expected.ids))

@@ -42,7 +42,8 @@ class Policy:
     """A checked policy directory.
 
     path: absolute. digest: of policy_digest. config: config.json. eos: token ids that end a response, ascending.
-    tensors: shape of every tensor by name.
+    tensors: shape of every tensor by name. base: of a LoRA adapter, the policy that it changes, whose config, eos and
+    tensors these are; rank: the adapter's.
     """
 
     path: Path
@@ -50,6 +51,8 @@ class Policy:
     config: dict[str, Any]
     eos: tuple[int, ...]
     tensors: dict[str, tuple[int, ...]]
+    base: Policy | None = None
+    rank: int = 0
 
     @property
     def vocab_size(self) -> int:
@@ -64,7 +67,7 @@ class Policy:
     @cached_property
     def tokenizer(self) -> str:
         """Digest of the map from text to ids; equal for the same tokenizer saved by different library versions."""
-        return _tokenizer_digest(self.path)
+        return _tokenizer_digest(self.base.path if self.base else self.path)
 
 
 def describe(policy: Path | str) -> Policy:
@@ -84,6 +87,8 @@ def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=256)
 def _describe(path: Path, stamp: tuple[tuple[str, int, int], ...]) -> Policy:
+    if not (path / "config.json").is_file():
+        return _describe_adapter(path)
     config = read_json(path / "config.json")
     if not isinstance(_text(config).get("vocab_size"), int):
         raise UserError(f"{path / 'config.json'}: no vocab_size; not the configuration of a language model")
@@ -92,6 +97,19 @@ def _describe(path: Path, stamp: tuple[tuple[str, int, int], ...]) -> Policy:
         if name.endswith(".safetensors"):
             tensors |= tensor_shapes(path / name)
     return Policy(path=path, digest=policy_digest(path), config=config, eos=eos_ids(path, config), tensors=tensors)
+
+
+def _describe_adapter(path: Path) -> Policy:
+    """A directory in peft's format; its base is read where adapter_config.json names it, relative to the directory or not."""
+    file = path / "adapter_config.json"
+    config = read_json(file)
+    base = path / str(config.get("base_model_name_or_path"))
+    if not (base / "config.json").is_file():
+        raise UserError(f"{file}: base_model_name_or_path {base} is no model directory; write its path there")
+    if config.get("peft_type", "LORA") != "LORA" or not isinstance(config.get("r"), int):
+        raise UserError(f"{file}: not a LoRA adapter")
+    full = describe(base)
+    return Policy(path, policy_digest(path), full.config, full.eos, full.tensors, base=full, rank=config["r"])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tseeds.artifacts.policy import probe_sequences, read_probe
+from tseeds.engines import policies
 from tseeds.errors import StageFailed, UserError
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ def open_model(policy: Path, dtype: str, *, device: str = "cpu", trust_remote_co
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as noise
 
+    if not (policy / "config.json").is_file():
+        return _open_adapter(policy, dtype, device=device, trust_remote_code=trust_remote_code)
     bars = noise.is_progress_bar_enabled()
     noise.disable_progress_bar()
     try:
@@ -114,6 +117,18 @@ def refill(model: Any, policy: Path) -> bool:
         for name, value in found.items():
             own[name].copy_(value)
     return True
+
+
+def _open_adapter(policy: Path, dtype: str, *, device: str, trust_remote_code: bool) -> Any:
+    """Base and LoRA adapter as one model, merged in ``dtype``."""
+    described = policies.describe(policy)
+    assert described.base is not None
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise UserError(f"{policy}: a LoRA adapter needs peft: install tseeds[lora]") from None
+    model = open_model(described.base.path, dtype, device=device, trust_remote_code=trust_remote_code)
+    return PeftModel.from_pretrained(model, str(policy)).merge_and_unload().eval()
 
 
 def score(model: Any, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

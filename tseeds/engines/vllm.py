@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 256
 """Sequences that decode together. More gained nothing on CPU (docs/engines.md)."""
+MAX_ADAPTERS = 8
+"""LoRA adapters whose rows share a batch."""
 TOP = 20
 """Log-probs that an entropy is computed from where the sampler offers no exact one."""
 
@@ -47,6 +49,7 @@ class VllmEngine:
         self._probe: probe.Probe | None = None
         self._threads = 1
         self._exact = False
+        self._lora = 0
         self._names = itertools.count()
         self._asleep = False
         self._lock = threading.RLock()
@@ -55,6 +58,11 @@ class VllmEngine:
         self._watch = watch.Watch(config.stall_seconds)
         self.swaps: list[float] = []
         """Seconds of each swap, check included: a measurement."""
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether rows of several policies decode together: the engine was started on a LoRA adapter."""
+        return self._lora > 0
 
     def load(self, policy: Path) -> str:
         """Make ``policy`` the one that is sampled from; see Engine.load."""
@@ -67,8 +75,10 @@ class VllmEngine:
         expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype, trust_remote_code=self.trust_remote_code)
         begin = time.perf_counter()
         if self._llm is None:
-            self._start(wanted)
-        else:
+            self._start(wanted.base or wanted, wanted.rank)
+        if wanted.base is not None and self._lora:
+            self._adopt(wanted)
+        elif wanted is not self._started:
             self._swap(wanted)
         gap = self._check(wanted, expected)
         seconds = time.perf_counter() - begin
@@ -77,17 +87,33 @@ class VllmEngine:
         self._held, self._probe = wanted, expected
         return wanted.digest
 
-    def _start(self, policy: policies.Policy) -> None:
+    def _adopt(self, policy: policies.Policy) -> None:
+        """Offer a LoRA adapter of the running base beside all earlier ones: rows of several adapters share a batch."""
+        from vllm.lora.request import LoRARequest
+
+        assert policy.base is not None
+        assert self._started is not None
+        if policy.base.digest != self._started.digest or policy.rank > self._lora:
+            raise UserError(
+                f"{policy.path}: adapter of rank {policy.rank} on {policy.base.path}; the engine holds {self._started.path} "
+                f"for ranks up to {self._lora}: one run has one base and one rank"
+            )
+        number = len(self._adapters) + 1
+        self._adapters.setdefault(policy.digest, LoRARequest(policy.digest, number, str(policy.path)))
+
+    def _start(self, policy: policies.Policy, rank: int) -> None:
         self._threads = threads.choose(policy.parameters, self.config.threads)
         threads.prepare(self._threads)
         begin = time.perf_counter()
         with quiet():
             try:
-                self._llm = _open(policy.path, self.config, self.dtype, self.max_model_len, self.trust_remote_code)
+                self._llm = _open(
+                    policy.path, self.config, self.dtype, self.max_model_len, self.trust_remote_code, rank
+                )
             except Exception as error:
                 raise _start_error(error, policy, self.config, self.max_model_len) from error
         self._exact = all(self._llm.collective_rpc("tseeds_hook_sampler"))
-        self._started = policy
+        self._started, self._lora = policy, rank
         self._watch.follow(self._llm.llm_engine.engine_core)
         logger.info(
             "vllm started in %.1f s with %d thread%s for %.1f M parameters (engine.threads changes it)",
@@ -104,7 +130,8 @@ class VllmEngine:
             self._llm.wake_up(tags=["weights"])
         try:
             with threads.limited(self._threads):
-                self._llm.collective_rpc("tseeds_swap", args=(str(policy.path),))
+                with merged(policy, trust_remote_code=self.trust_remote_code) as path:
+                    self._llm.collective_rpc("tseeds_swap", args=(str(path),))
                 if self._asleep:
                     self._llm.wake_up(tags=["kv_cache"])
                     self._asleep = False
@@ -115,19 +142,19 @@ class VllmEngine:
     def _check(self, policy: policies.Policy, expected: probe.Probe) -> float:
         """Prove that the engine holds ``policy``; returns the mean difference in nats."""
         try:
-            found = self.score(expected.ids)
+            found = self.score(expected.ids, self._adapters.get(policy.digest))
         except Exception as error:
             raise StageFailed(f"{policy.path}: vllm cannot run this model here: {probe.first_line(error)}") from error
         return probe.check(policy.path, expected, found, self.dtype, self._probe)
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    def score(self, sequences: Sequence[Sequence[int]], adapter: Any = None) -> list[list[float]]:
         """Log-probs at temperature 1 of every token but the first of each sequence, by the engine as it is now."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
         prompts = [{"prompt_token_ids": list(ids)} for ids in sequences]
         with threads.limited(self._threads):
-            outputs = self._llm.generate(prompts, params, use_tqdm=False)
+            outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=adapter)
         return [list(o.prompt_logprobs.logprobs) for o in outputs]
 
     def sample(self, requests_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
@@ -208,7 +235,7 @@ class VllmEngine:
         """Bring back what sleep level 2 discarded: the weights are read from the policy's files again and proven."""
         if self._asleep and self._held is not None and self._probe is not None:
             held, expected = self._held, self._probe
-            self._swap(held)
+            self._swap(held.base if held.base is not None and self._lora else held)
             self._check(held, expected)
             self._held = held
 
@@ -275,7 +302,23 @@ def environment() -> None:
     os.environ.setdefault("GLOO_LOG_LEVEL", "ERROR")
 
 
-def _open(path: Path, config: EngineConfig, dtype: str, max_model_len: int, trust_remote_code: bool) -> Any:
+@contextmanager
+def merged(policy: policies.Policy, *, trust_remote_code: bool) -> Iterator[Path]:
+    """The policy as a full model directory: itself, or an adapter merged into a copy of its base."""
+    if policy.base is None:
+        yield policy.path
+        return
+    logger.warning("%s: this engine was started without adapters, so the adapter is merged for the swap", policy.path)
+    with tempfile.TemporaryDirectory(prefix="tseeds-merged-") as place:
+        dtype = str(policy.base.config.get("dtype") or policy.base.config.get("torch_dtype") or "float32")
+        model = probe.open_model(policy.path, dtype, trust_remote_code=trust_remote_code)
+        model.save_pretrained(place)
+        yield Path(place)
+
+
+def _open(
+    path: Path, config: EngineConfig, dtype: str, max_model_len: int, trust_remote_code: bool, rank: int = 0
+) -> Any:
     environment()
     try:
         import numpy
@@ -292,6 +335,8 @@ def _open(path: Path, config: EngineConfig, dtype: str, max_model_len: int, trus
         options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
     elif config.sleep_during_update:
         options["enable_sleep_mode"] = True
+    if rank > 0:
+        options |= {"enable_lora": True, "max_loras": MAX_ADAPTERS, "max_lora_rank": _lora_rank(rank)}
     set_threads, states = torch.set_num_threads, (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
     try:
         return LLM(str(path), **options)
@@ -301,6 +346,11 @@ def _open(path: Path, config: EngineConfig, dtype: str, max_model_len: int, trus
         random.setstate(states[0])
         numpy.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+def _lora_rank(rank: int) -> int:
+    """The smallest rank that vLLM reserves room for and that holds ``rank``."""
+    return next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
 
 
 def _start_error(error: Exception, policy: policies.Policy, config: EngineConfig, max_model_len: int) -> UserError:
