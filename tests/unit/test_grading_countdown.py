@@ -99,5 +99,5 @@ def test_the_order_of_commuting_operands_does_not_make_another_solution() -> Non
 )
 def test_bad_golds(gold: str) -> None:
     assert grade("1 + 1", gold).verdict is Verdict.unparsable_gold
-    with pytest.raises(ValueError, match="gold|numbers|target"):
+    with pytest.raises(ValueError, match=r"gold|numbers|target"):
         countdown.read_gold(gold)

@@ -729,12 +729,19 @@ class Comparer:
         if _infinite(gold) or _infinite(answer):
             return _infinite(gold) and _infinite(answer) and (gold.head == "neg") == (answer.head == "neg")
         if gold.head in SCALARS and answer.head in SCALARS:
-            if has_head(gold, "name") or has_head(answer, "name"):
+            if any(self._is_no_number(node) for node in (gold, answer)):
                 return key(gold) == key(answer)
             return self.numbers(gold, answer)
         if gold.head == answer.head and gold.head in ("union", "inter", "minus", "set", "setb"):
             return self._structure(gold, answer)
         return False
+
+    def _is_no_number(self, node: Node) -> bool:
+        """Arithmetic with infinity or with sets, unless it is the limit of a sum."""
+        parts = walk(node)
+        return any(part.head == "name" for part in parts) or (
+            INFINITY in parts and not any(part.head in ("sum", "prod") for part in parts)
+        )
 
     def _structure(self, gold: Node, answer: Node) -> bool:
         if key(gold) == key(answer):

@@ -62,6 +62,8 @@ def _zero(difference: Any, answer: Any) -> bool:
     value = sympy.N(difference, 60, maxn=400)
     if not value.is_number or not answer.is_number or value.has(sympy.Integral, sympy.Limit, sympy.Sum):
         return False
+    if value.has(sympy.nan, sympy.zoo, sympy.oo) or answer.has(sympy.nan, sympy.zoo, sympy.oo):
+        return False
     if value == 0:
         return True
     return bool(answer != 0 and abs(value / answer) < sympy.Float(10, 60) ** -45)

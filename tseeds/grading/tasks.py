@@ -16,6 +16,7 @@ from tseeds.grading.verdict import Verdict
 
 MAX_ANSWER = 10_000
 PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
+CLOSING = frozenset(PAIRS.values())
 CALCULUS = re.compile(r"\\i*int(?![a-z]).*d\s*\\?[a-zA-Z]|\\lim\s*_|\\(?:sum|prod)\s*_\s*\{[^{}]+=.*\\infty", re.DOTALL)
 REPEATED = re.compile(r"(?:[!%^'\s+*/=_.,<>|&-]|\\%){5}")
 
@@ -142,8 +143,10 @@ def _plausible(text: str) -> bool:
             stack.append(token)
             if len(stack) > 40:
                 return False
-        elif token in ")}]" or token == r"\}":
-            if not stack or ((closing := PAIRS[stack.pop()]) != token and not (closing in ")]" and token in ")]")):
+        elif token in CLOSING:
+            closing = PAIRS[stack.pop()] if stack else ""
+            # Half-open intervals close one kind of bracket with another.
+            if closing != token and {closing, token} != {")", "]"}:
                 return False
     if stack or REPEATED.search(text):
         return False
