@@ -77,9 +77,14 @@ def benchmark_config(config: Pipeline, name: str) -> BenchmarkConfig:
 
 
 def problems_config(config: Pipeline, benchmark: BenchmarkConfig) -> ProblemsConfig:
-    """How a benchmark is ingested: its own path, columns and task over the pipeline's prompt settings."""
+    """How a benchmark is ingested: its own path, columns and task over the pipeline's prompt settings.
+
+    Every row that can be graded stays, so that a score is that of the published set: training's policies do not apply.
+    """
+    kept = dict.fromkeys(("conflicting_gold", "duplicate", "damaged_text", "partial_gold", "contaminated"), "keep")
     return config.problems.model_copy(
         update={
+            "findings": config.problems.findings.model_copy(update=kept),
             "path": benchmark.path,
             "columns": benchmark.columns,
             "task": benchmark.task or config.problems.task,

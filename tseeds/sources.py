@@ -242,8 +242,8 @@ def _gym(path: str) -> Iterator[Numbered]:
     name, _, query = path.removeprefix(GYM).partition("?")
     try:
         import reasoning_gym
-    except ImportError:
-        raise UserError(f"problems.path {path}: reasoning-gym is not installed; pip install 'tseeds[gym]'") from None
+    except ImportError as error:
+        raise UserError(f"problems.path {path}: {error.name} is not installed; pip install 'tseeds[gym]'") from None
     values: dict[str, Any] = {"size": 500, "seed": 0}
     for key, text in parse_qsl(query, keep_blank_values=True):
         try:

@@ -488,3 +488,38 @@ def test_a_user_brings_a_task_in_twenty_lines(tmp_path: Path, tokenizer: Any) ->
     with Grader(GradingOptions(task=row["task"])) as grader:
         responses = ["It is 9.", "9 is larger than 7", "7"]
         assert [g.reward for g in grader.grade([(row["gold"], r) for r in responses])] == [1.0, 0.5, 0.0]
+
+
+def test_benchmarks_keep_every_row_that_can_be_graded(tmp_path: Path, tokenizer: Any) -> None:
+    from tseeds.evaluate import problems_config
+
+    path = write_rows(tmp_path / "d.jsonl", CONFLICT)
+    config = pipeline(tmp_path / "train.jsonl", tmp_path)
+    table = ingest(problems_config(config, BenchmarkConfig(name="b", path=str(path))), tokenizer)[0]
+    assert table["problem_id"].to_pylist() == [r["id"] for r in CONFLICT]
+
+
+def test_reasoning_gym_is_a_source_of_problems(tokenizer: Any) -> None:
+    pytest.importorskip("reasoning_gym", reason="optional extra tseeds[gym], not in the lock: it pulls 12 packages")
+    source = "reasoning-gym:basic_arithmetic?size=20&seed=1&min_terms=2&max_terms=3"
+    table = ingest(settings_for(source, findings={"duplicate": "keep", "conflicting_gold": "keep"}), tokenizer)[0]
+    again = ingest(settings_for(source, findings={"duplicate": "keep", "conflicting_gold": "keep"}), tokenizer)[0]
+    assert table.num_rows == 20
+    assert table.equals(again)
+    assert set(table["source"].to_pylist()) == {"reasoning-gym:basic_arithmetic"}
+    simple = [r for r in table.to_pylist() if "/" not in r["problem"]]
+    assert simple
+    for row in simple:
+        words = row["problem"].rstrip(".?").split()
+        expression = " ".join(w for w in words if set(w) <= set("0123456789+-*()"))
+        assert int(row["gold"]) == eval(expression, {"__builtins__": {}}), row
+    with pytest.raises(UserError, match="reasoning-gym refuses it"):
+        ingest(settings_for("reasoning-gym:no-such-thing"), tokenizer)
+
+
+def test_a_missing_extra_is_named(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(UserError, match=r"not installed; pip install 'tseeds\[gym\]'"):
+        ingest(settings_for("reasoning-gym:basic_arithmetic"), tokenizer)
