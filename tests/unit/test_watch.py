@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tseeds_cli import watch
 
 from tests.synthetic import make_run
 from tseeds.artifacts.lock import locked
 from tseeds.artifacts.rundir import RunDir
+from tseeds_cli import watch
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ function layout(figure) {
   const spec = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 12, t: 8, b: 44 },
     font: { color: text, family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 13 },
-    xaxis: axis(figure.x), yaxis: axis(figure.y), hovermode: "x unified",
+    xaxis: axis(figure.x), yaxis: axis(figure.y), hovermode: "x unified", hoverdistance: -1,
     hoverlabel: { bgcolor: css("--panel"), bordercolor: line, font: { color: text, size: 12 } },
     legend: { orientation: "h", x: 0, y: -0.22, yanchor: "top", font: { size: 12, color: text } },
     barmode: figure.id === "time" ? "stack" : "group", bargap: 0.35,
