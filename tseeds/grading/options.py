@@ -18,7 +18,7 @@ class GradingOptions(BaseModel):
     """`math` (boxed), `gsm8k` (`####`, boxed accepted too), `countdown`, or `python:path/to/file.py:function`."""
     time_limit: Annotated[float, Field(gt=0, le=3600)] = 2.0
     """Seconds per answer; then the worker is killed and replaced and the verdict is `timeout`."""
-    memory_limit_mb: Annotated[int, Field(ge=256)] = 1024
+    memory_limit_mb: Annotated[int, Field(ge=512)] = 1024
     """Address space of each worker in MiB; an answer that needs more gets the verdict `error`."""
     workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Worker processes; they start when the first answer leaves the fast path. Never changes a verdict."""
