@@ -9,7 +9,7 @@ import typer
 
 from tseeds_cli.options import PolicyOption, SetOption
 
-app = typer.Typer(no_args_is_help=True, help="Keep an engine warm between stage commands.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keep an engine warm between stage commands.")
 
 
 @app.callback()

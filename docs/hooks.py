@@ -42,9 +42,8 @@ def commands() -> str:
 
 
 def _walk(command: Any, path: str) -> Any:
-    inner = getattr(command, "commands", None)
-    if inner is None:
+    if not hasattr(command, "list_commands"):
         yield path, command
         return
-    for name in sorted(inner):
-        yield from _walk(inner[name], f"{path} {name}")
+    for name in command.list_commands(None):
+        yield from _walk(command.get_command(None, name), f"{path} {name}")

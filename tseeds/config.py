@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tseeds.errors import UserError
+from tseeds.grading.options import Conventions as ScoreConfig
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -38,6 +39,31 @@ class RunConfig(Section):
     """Iterations to train; raising it continues a finished run."""
 
 
+class ArchitectureConfig(Section):
+    """The numbers of a policy's config.json that decide its size."""
+
+    hidden_size: Positive
+    """Width of the residual stream."""
+    intermediate_size: Positive
+    """Width of the gated MLP."""
+    num_hidden_layers: Positive
+    """Layers."""
+    num_attention_heads: Positive
+    """Query heads."""
+    num_key_value_heads: Positive
+    """Key and value heads."""
+    head_dim: NonNegative = 0
+    """Width of a head; 0 is hidden_size / num_attention_heads."""
+    vocab_size: Positive
+    """Rows of the embedding."""
+    tie_word_embeddings: bool = False
+    """Embedding and output head are one matrix."""
+    attention_bias: bool = False
+    """Query, key and value projections have biases (Qwen2.5)."""
+    qk_norm: bool = False
+    """Queries and keys are normalised per head (Qwen3)."""
+
+
 class PolicyConfig(Section):
     """The policy that training starts from."""
 
@@ -47,6 +73,8 @@ class PolicyConfig(Section):
     """Compute precision of engine and trainer; master weights are always float32."""
     trust_remote_code: bool = False
     """Run Python code that ships inside the model directory. Leave off unless you wrote that code."""
+    architecture: ArchitectureConfig | None = None
+    """The policy's size, for tseeds validate --estimate where the policy itself is not on this machine; not used otherwise."""
 
 
 class BenchmarkConfig(Section):
@@ -253,17 +281,6 @@ class RolloutConfig(Section):
         if self.top_k != 0:
             raise ValueError(f"top_k {self.top_k} renormalises log-probs and breaks the importance ratio; use 0")
         return self
-
-
-class ScoreConfig(Section):
-    """Grading of trajectories."""
-
-    time_limit: Annotated[float, Field(gt=0)] = 2.0
-    """Seconds per answer; then the worker is killed and the verdict is timeout."""
-    memory_limit_mb: Positive = 2048
-    """Memory of one grading worker."""
-    workers: Positive = 2
-    """Grading processes."""
 
 
 class LoraConfig(Section):

@@ -9,13 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 TASKS = ("math", "gsm8k", "countdown")
 
 
-class GradingOptions(BaseModel):
+class Conventions(BaseModel):
     """How answers are graded. Every convention that is a choice is one switch; docs/grading.md has an example of each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
-    task: str = "math"
-    """`math` (boxed), `gsm8k` (`####`, boxed accepted too), `countdown`, or `python:path/to/file.py:function`."""
     time_limit: Annotated[float, Field(gt=0, le=3600)] = 2.0
     """Seconds per answer; then the worker is killed and replaced and the verdict is `timeout`."""
     memory_limit_mb: Annotated[int, Field(ge=512)] = 1024
@@ -38,6 +36,13 @@ class GradingOptions(BaseModel):
     """Neighbouring boxes joined by commas or "and" are one list; otherwise only the last one counts."""
     think_end: str = "</think>"
     """Only text after the last of these markers is read; empty reads the whole response."""
+
+
+class GradingOptions(Conventions):
+    """The conventions and the task of one grader."""
+
+    task: str = "math"
+    """`math` (boxed), `gsm8k` (`####`, boxed accepted too), `countdown`, or `python:path/to/file.py:function`."""
 
     @field_validator("task")
     @classmethod
