@@ -4,8 +4,8 @@ Importing torch and transformers takes seconds, a kill and a resume fractions of
 thread is started, and every job runs in a fork. Started as a script it serves jobs, one JSON object a line on stdin:
 {"config": nested pipeline, "root": run directory, "fault": TSEEDS_FAULT or "", "accept": bool, "kill_after": seconds}, or
 {"argv": words} for the command line itself, to which "stop": {"signal", "when": path, "times"} sends signals as soon as the
-path exists. It answers each with {"status": exit code, negative for a signal, "seconds": of it, "stopping": seconds from the
-first signal to the end, "error": text}.
+path exists. It answers each with {"status": exit code, negative for a signal, "seconds", "cpu": seconds of it, "stopping":
+seconds from the first signal to the end, "error": text}.
 """
 
 from __future__ import annotations
@@ -88,13 +88,14 @@ def fork(job: dict[str, Any]) -> dict[str, Any]:
         if not ended:
             os.kill(pid, signal.SIGKILL)
         os.close(handle)
-        _, raw = os.waitpid(pid, 0)
+        _, raw, used = os.wait4(pid, 0)
         said.seek(0)
         text = said.read().decode(errors="replace")
     end = time.monotonic()
     return {
         "status": os.waitstatus_to_exitcode(raw),
         "seconds": end - begin,
+        "cpu": used.ru_utime + used.ru_stime,
         "stopping": end - stopped if stopped else None,
         "error": text[-6000:],
     }

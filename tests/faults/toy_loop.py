@@ -6,6 +6,28 @@ from pathlib import Path
 from typing import Any
 
 
+def tiny_policy(toy: Path) -> Path:
+    """A one-layer policy of random weights with the toy's tokenizer, for runs of many iterations: a tenth of the time."""
+    import json
+
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tseeds.artifacts.policy import policy_files
+
+    out = toy / "tiny"
+    if not out.is_dir():
+        out.mkdir()
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = {**json.loads((toy / "policy" / "config.json").read_text()), **shape, "num_key_value_heads": 2}
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(**{**config, "head_dim": 16})).save_pretrained(out)
+        for file in policy_files(toy / "policy"):
+            if file.name.startswith("tokenizer"):
+                (out / file.name).write_bytes(file.read_bytes())
+    return out
+
+
 def loop_config(toy: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     """A pipeline of two iterations in which every stage has several parts; ``sections`` override single values."""
     config: dict[str, dict[str, Any]] = {

@@ -578,7 +578,7 @@ def sweep(folder: Path) -> None:
     """Remove what killed processes left in a directory: temporary files, locks without owner, logs of parts."""
     for item in Path(folder).iterdir():
         if not item.name.startswith("."):
-            if (item / MANIFEST).is_file():
+            if not item.name.endswith(".partial") and (item / MANIFEST).is_file():
                 for name in (KEY, PARTS):
                     (item / name).unlink(missing_ok=True)
             continue
