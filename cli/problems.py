@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
 from tseeds_cli.options import ConfigOption, JsonOption, OutOption, PolicyOption, RunArgument, SetOption
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ def problems(
     as_json: JsonOption = False,
 ) -> None:
     """Read data sets into problems with prompt token ids; bad rows are quarantined, counted and listed."""
-    from tseeds_cli.console import run_stage
-    from tseeds_cli.options import explicit, from_run
-
     from tseeds import problems as stage
     from tseeds.artifacts.store import read_manifest
     from tseeds.pipeline import Step
+    from tseeds_cli.console import run_stage
+    from tseeds_cli.options import explicit, from_run
 
     if run is not None:
         pipeline, where, step = from_run(run, stage.STAGE, 0, sets)

@@ -74,13 +74,13 @@ def build_smollm2(directory: Path, wheel: Path | None = None) -> Path:
         # transformers refuses to save a model marked as GGUF-quantised; a fresh one with the same weights is not marked.
         settings = quantised.config.to_dict()
         settings.pop("quantization_config", None)
-        model = LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16)
+        model = LlamaForCausalLM(LlamaConfig(**settings)).bfloat16()
         model.load_state_dict(quantised.state_dict())
         finished = work / "finished"
         model.save_pretrained(finished)
         tokenizer.save_pretrained(finished)
-        end = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-        generation = {"eos_token_id": end[0], "pad_token_id": end[0], "bos_token_id": tokenizer.bos_token_id}
+        end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        generation = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": tokenizer.bos_token_id}
         (finished / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
         if directory.exists():
             directory.rmdir()

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 from urllib.parse import parse_qsl
 
 from tseeds.artifacts.policy import file_digest
@@ -115,8 +115,8 @@ def read(path: str | list[str]) -> Iterator[Numbered]:
             raise UserError(f"problems.path {place}: cannot be read ({reason})") from error
 
 
-def _bytes(path: str) -> io.BufferedIOBase:
-    return gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+def _bytes(path: str) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb"))
 
 
 def _parsed(text: bytes) -> Row | Broken:

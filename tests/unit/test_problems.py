@@ -215,9 +215,9 @@ def test_chat_prompt_with_system_template_and_prefill(tmp_path: Path, tokenizer:
 
 def test_mistakes_of_the_configuration_are_one_clear_line(tmp_path: Path, tokenizer: Any) -> None:
     path = write_rows(tmp_path / "d.jsonl", ROWS)
-    with pytest.raises(UserError, match='no chat template; set problems.prompt = "plain"'):
+    with pytest.raises(UserError, match=r'no chat template; set problems.prompt = "plain"'):
         ingest(settings_for(path), byte_tokenizer(template=None))
-    with pytest.raises(UserError, match="no system turn here; put the text of problems.system into problems.template"):
+    with pytest.raises(UserError, match=r"no system turn here; put the text of problems.system into problems.template"):
         ingest(settings_for(path, system="Be brief."), byte_tokenizer(template=NO_SYSTEM))
     with pytest.raises(UserError, match="no such file"):
         ingest(settings_for(tmp_path / "missing.jsonl"), tokenizer)
@@ -374,8 +374,8 @@ def test_real_wrong_golds_are_found_where_the_row_shows_it(shared: Path, tmp_pat
     _, quarantine, report = ingest(config, tokenizer)
     empty = sum(r["bad_gold"] == "" for r in rows)
     assert quarantine["reason"].to_pylist().count("no_gold") == empty
-    # The rest but one lost a part of several answers; a wrong sign (1 row) and "3" for 3 or -3 show nowhere in the row.
-    assert report["findings"]["partial_gold"]["rows"] >= len(rows) - empty - 2
+    # The wording shows the rest, but for one wrong sign, which shows nowhere in the row.
+    assert (empty, report["findings"]["partial_gold"]["rows"]) == (3, 8)
 
 
 def test_real_contamination_is_all_found(shared: Path) -> None:
@@ -405,7 +405,7 @@ def test_a_whole_public_training_set_against_all_benchmarks(shared: Path, tokeni
     assert report["quarantined"]["conflicting_gold"] == 10
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(
         st.dictionaries(
