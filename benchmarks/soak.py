@@ -35,7 +35,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("soak"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=["transformers", "vllm"], default="transformers")
+    parser.add_argument("--nice", type=int, default=10)
     arguments = parser.parse_args()
+    os.nice(arguments.nice)
     out: Path = arguments.out
     make(out / "toy")
     config = loop_config(
@@ -122,5 +124,4 @@ def totals(record: Path) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    os.nice(10)
     sys.exit(main())
