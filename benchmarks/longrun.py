@@ -2,7 +2,7 @@
 
     python benchmarks/longrun.py [300] [--out longrun] [--backend transformers|vllm]
 
-Trains the toy loop for N iterations in this process and prints the slopes over all iterations after the first 30: a leak of
+Trains the toy loop (one layer of random weights, so that the bookkeeping shows) for N iterations in this process and prints the slopes over all iterations after the first 30: a leak of
 one snapshot, tokenizer or manifest an iteration shows at once. Writes OUT/iterations.jsonl and prints one JSON line at the end.
 """
 
@@ -22,7 +22,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 
-from toy_loop import loop_config
+from toy_loop import loop_config, tiny_policy
 
 from tseeds import config as configuration
 from tseeds import pipeline
@@ -82,6 +82,8 @@ def main() -> int:
         loop_config(
             out / "toy",
             run={"iterations": arguments.iterations},
+            policy={"path": str(tiny_policy(out / "toy"))},
+            update={"entropy_coef": 0.01},  # random weights solve nothing; this moves them
             problems={"limit": 64},
             snapshot={"every": 5, "keep_last": 5, "keep_states": 2},
             evaluate={"every": 50},
