@@ -167,7 +167,7 @@ def import_rows(path: Path, out: Path) -> tuple[Manifest, Manifest | None]:
                 f"{path}: row {number + 1}: {len(row['response_ids'])} response ids but {len(row['logprobs'])} logprobs"
             )
         group = groups.setdefault(tuple(row["prompt_ids"]), len(groups))
-        filled = {
+        filled: dict[str, Any] = {
             "row_id": f"import-{number:06d}",
             "problem_id": f"prompt-{group:05d}",
             "group_id": f"prompt-{group:05d}",
@@ -181,7 +181,7 @@ def import_rows(path: Path, out: Path) -> tuple[Manifest, Manifest | None]:
             "rng_seed": 0,
             "text": "",
         }
-        record = {c: row.get(c) if row.get(c) is not None else filled.get(c) for c in schema.ROLLOUT.names}
+        record: dict[str, Any] = {c: row.get(c) if row.get(c) is not None else filled.get(c) for c in schema.ROLLOUT.names}
         if record["sample"] is None:
             record["sample"] = sizes.get(record["group_id"], 0)
         sizes[record["group_id"]] = sizes.get(record["group_id"], 0) + 1

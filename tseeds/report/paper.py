@@ -32,7 +32,7 @@ def write(groups: Sequence[Group], folder: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
-    look = {
+    look: Any = {
         "font.size": 9,
         "axes.spines.top": False,
         "axes.spines.right": False,

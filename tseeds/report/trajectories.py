@@ -94,7 +94,7 @@ class RowSet:
             writer = pl.col("snapshot_step").cast(pl.String).fill_null("none")
             light = light.with_columns(group=pl.format("{}·s{}·L{}", "group", writer, cells.alias("cell")))
         if self.scores and "verdict" not in names:
-            graded = pl.scan_parquet(self.scores).select("row_id", "verdict", "reward").collect()
+            graded = pl.scan_parquet(list(self.scores)).select("row_id", "verdict", "reward").collect()
             light = light.drop("verdict", "reward").join(graded, on="row_id", how="left", maintain_order="left")
         advantages = [f / "rows.parquet" for f in self.updates.values() if (f / "rows.parquet").is_file()]
         if advantages:
