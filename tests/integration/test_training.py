@@ -5,6 +5,8 @@ from __future__ import annotations
 import filecmp
 import logging
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +69,7 @@ def gradient(t: Trainer, rows: Rows, minibatches: int = 1) -> torch.Tensor:
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_packed_log_probs_are_the_models_own(tmp_path, kind, values, temperature):
-    held = load_policy(make_policy(tmp_path, kind, **values), dtype=torch.float32)
+    held = load_policy(make_policy(tmp_path, kind, **values), dtype="float32")
     rows = make_rows(temperature=temperature)
     offsets = np.cumsum([0, *map(len, rows.response_ids)])
     got, entropy = torch.zeros(offsets[-1]), torch.zeros(offsets[-1])
@@ -117,7 +119,7 @@ def test_ragged_rows_have_no_padding():
 def test_a_model_that_caps_its_logits_is_refused(tmp_path):
     path = make_policy(tmp_path, "gemma2", head_dim=8, final_logit_softcapping=2.0)
     with pytest.raises(UserError, match="scale or cap their logits"):
-        load_policy(path, dtype=torch.float32)
+        load_policy(path, dtype="float32")
 
 
 # gradients
@@ -137,7 +139,7 @@ def test_gradient_is_that_of_the_plain_formula(policy):
     t.accumulate(flat, micros, t.scale(flat, torch.ones_like(flat.used)), config, reference)
     got = t.weights.gradient()
 
-    model = load_policy(policy, dtype=torch.float32).model.double()
+    model = load_policy(policy, dtype="float32").model.double()
     model.set_attn_implementation("sdpa")
     a = advantages(rows.reward, rows.group_id, [None] * len(rows)).advantage
     total, count = torch.zeros((), dtype=torch.float64), 0
@@ -175,7 +177,7 @@ def test_exact_kl_to_a_snapshot_has_the_gradient_of_full_distributions(policy):
     reference = t._load_reference(make_policy(policy / "other", seed=1, tie_word_embeddings=True))
     value = t.accumulate(flat, micros, t.scale(flat, torch.ones_like(flat.used)), t.config, reference)
     got = t.weights.gradient()
-    model = load_policy(policy, dtype=torch.float32).model
+    model = load_policy(policy, dtype="float32").model
     for m in (model, reference.model):
         m.set_attn_implementation("sdpa")
     total, count = torch.zeros(()), 0
@@ -187,7 +189,7 @@ def test_exact_kl_to_a_snapshot_has_the_gradient_of_full_distributions(policy):
     (total / count).backward()
     named = dict(model.named_parameters())
     expected = torch.cat([named[n].grad.reshape(-1) for n in t.weights.masters])
-    assert value == pytest.approx(float(total / count), rel=1e-5)
+    assert value == pytest.approx((total / count).item(), rel=1e-5)
     assert float((got - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -328,12 +330,8 @@ def test_golden_loss(policy):
     """Fixed seed, six digits: a change without numerical intent must not move these."""
     t = trainer(policy, learning_rate=1e-3, minibatches=2, epochs=2)
     steps = t.step(make_rows(), iteration=1).steps
-    assert np.round(steps["loss"].to_numpy().astype(float), 6).tolist() == GOLDEN_LOSS
-    assert np.round(steps["grad_norm"].to_numpy().astype(float), 4).tolist() == GOLDEN_NORM
-
-
-GOLDEN_LOSS = [0.0, 0.0, 0.0, 0.0]
-GOLDEN_NORM = [0.0, 0.0, 0.0, 0.0]
+    assert steps["loss"].to_numpy() == pytest.approx([0.135698, -0.002729, -0.035312, 0.090879], abs=2e-6)
+    assert steps["grad_norm"].to_numpy() == pytest.approx([0.577507, 0.723626, 0.632707, 0.331783], abs=5e-6)
 
 
 # edges
@@ -523,11 +521,8 @@ def test_a_hundred_steps_at_1e_6_move_bf16_policies_as_fp32_ones(tmp_path):
     assert float(b.norm() / a.norm()) == pytest.approx(1, abs=0.05)
 
 
-def test_head_memory_does_not_grow_with_the_vocabulary(tmp_path):
-    """150,000 tokens of vocabulary, 8,000 positions: forward and backward stay below 1 GB beyond the tensors themselves."""
-    import subprocess
-    import sys
-
+def test_head_memory_does_not_grow_with_the_vocabulary():
+    """150,000 words, 8,000 tokens: forward and backward stay below 1 GB beyond the tensors themselves."""
     code = """
 import resource, torch
 from tseeds.training.logprobs import _Head
@@ -536,9 +531,9 @@ V, N, d = 150_000, 8_000, 16
 h, w = torch.randn(N, d, requires_grad=True), torch.randn(V, d, requires_grad=True)
 w.grad, h.grad = torch.zeros_like(w), torch.zeros_like(h)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-lp, H, _ = _Head.apply(h, w, None, torch.arange(N), torch.randint(0, V, (N,)), torch.ones(N), None)
-(lp.sum() + H.sum()).backward()
+lp, H, _ = _Head.apply(h, w, None, torch.arange(N), torch.randint(0, V, (N,)), None, None)
+lp.sum().backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 1000  # [N, V] alone would be 4,800 MB
+    assert 0 < float(done.stdout) < 1000  # [N, V] alone would be 4,800 MB

@@ -15,7 +15,6 @@ from tseeds.training.logprobs import load_policy
 from tseeds.training.loss import PREFIX_MODES
 from tseeds.training.rows import Rows
 from tseeds.training.trainer import Trainer
-from tseeds.training.weights import DTYPES
 
 COLUMNS = (
     "grad_norm", "loss", "clip_fraction_seed", "clipped_mass_seed", "clipped_mass_continuation", "clipped_mass_all",
@@ -67,7 +66,7 @@ def compare_modes(
     (micros,) = trainer.plan(rows, flat, adv, keep, 0, minibatches=1)
     before = None
     if old is not None:
-        before = load_policy(old, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code).to(trainer.weights.device)
+        before = load_policy(old, dtype=dtype, trust_remote_code=trust_remote_code).to(trainer.weights.device)
     trainer.fill_old(flat, micros, before)
     del before
     values: dict[str, dict[str, float]] = {}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import platform
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging as transformers_logging
 
 from tseeds.errors import UserError
 from tseeds.training.batches import Packed, pack
 
 log = logging.getLogger(__name__)
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ATTENTION = "tseeds_packed"
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}  # logits of one chunk; 64 MB in fp32 on CPU
-_MIN_LOGIT = -1e30  # stands for -inf: exp gives 0 and 0 * logit stays 0
 
 
 def packed_attention(
@@ -65,84 +68,121 @@ def packed_attention(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 
 
-def _log_softmax_(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor) -> Tensor:
-    """fp32 log-softmax [n, V] of scale * (hidden W^T + b), in place of the logits."""
-    logits = F.linear(hidden, weight, bias).float()
-    logits.mul_(scale[:, None]).clamp_(min=_MIN_LOGIT)
-    return logits.sub_(torch.logsumexp(logits, -1, keepdim=True))
+class _Buffers:
+    """Two fp32 rectangles [n, V] and one in the model's precision that all chunks of a call share: fresh memory of this size
+    costs the kernel more (page faults) than the arithmetic on it."""
+
+    def __init__(self, rows: int, weight: Tensor) -> None:
+        self.a, self.b = (torch.empty(rows, len(weight), dtype=torch.float32, device=weight.device) for _ in range(2))
+        self.narrow = self.a if weight.dtype == torch.float32 else torch.empty_like(self.a, dtype=weight.dtype)
+
+    def log_softmax(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
+        """fp32 log-softmax [n, V] of scale [n] * (hidden W^T + b), in rectangle b; scale None stands for ones."""
+        n = len(hidden)
+        logits = self.a[:n]
+        torch.mm(hidden, weight.t(), out=self.narrow[:n])
+        if self.narrow is not self.a:
+            logits.copy_(self.narrow[:n])
+        if bias is not None:
+            logits.add_(bias)
+        if scale is not None:
+            logits.mul_(scale[:, None])
+        return torch._log_softmax(logits, -1, False, out=self.b[:n])
+
+
+def _entropy(p: Tensor, logp: Tensor) -> Tensor:
+    """-sum p log p over the last axis, tokens of probability 0 included."""
+    entropy = -torch.linalg.vecdot(p, logp)
+    if bool(torch.isnan(entropy).any()):  # logits of -inf: 0 * -inf
+        entropy = -torch.linalg.vecdot(p, logp.clamp(min=torch.finfo(logp.dtype).min))
+    return entropy
 
 
 class _Head(torch.autograd.Function):
-    """(lp [P], entropy [P], kl [P]) of pairs (node, target); logits live one chunk at a time, in both directions."""
+    """(lp [P], entropy [P], kl [P]) of pairs (node, target); logits live one chunk at a time, in both directions.
+
+    hidden [N, d], weight [V, d], bias [V] or None; node, target [P]; scale [P]: inverse temperatures, None for ones;
+    reference: the same three of another policy for the exact KL(reference || policy), or None.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, node: Tensor, target: Tensor, scale: Tensor,
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        node: Tensor,
+        target: Tensor,
+        scale: Tensor | None,
         reference: tuple[Tensor, Tensor, Tensor | None] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:
         size = len(node)
         lp, entropy = (hidden.new_empty(size, dtype=torch.float32) for _ in range(2))
         kl = hidden.new_zeros(size if reference else 0, dtype=torch.float32)
-        for a, b in _chunks(size, len(weight), hidden.device):
-            logp = _log_softmax_(hidden[node[a:b]], weight, bias, scale[a:b])
+        chunks = _chunks(size, len(weight), hidden.device)
+        work = _Buffers(chunks[0][1] if chunks else 0, weight)
+        for a, b in chunks:
+            s = scale[a:b] if scale is not None else None
+            logp = work.log_softmax(hidden[node[a:b]], weight, bias, s)
             lp[a:b] = logp.gather(1, target[a:b, None])[:, 0]
             if reference:
-                ref = _log_softmax_(reference[0][node[a:b]], reference[1], reference[2], scale[a:b])
+                ref = _Buffers(b - a, reference[1]).log_softmax(reference[0][node[a:b]], reference[1], reference[2], s)
                 kl[a:b] = ref.exp().mul_(ref.sub_(logp)).sum(-1)
                 del ref
-            entropy[a:b] = -torch.linalg.vecdot(logp.exp(), logp)
-            del logp
+            entropy[a:b] = _entropy(torch.exp(logp, out=work.a[: b - a]), logp)
         ctx.save_for_backward(hidden, weight, bias, node, target, scale, entropy)
         ctx.reference = reference
         return lp, entropy, kl
 
     @staticmethod
-    def backward(ctx: Any, d_lp: Tensor | None, d_entropy: Tensor | None, d_kl: Tensor | None) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, node, target, scale, entropy = ctx.saved_tensors
+        d_lp, d_entropy, d_kl = grads
         reference = ctx.reference
         d_hidden = torch.zeros_like(hidden)
         chunks = _chunks(len(node), len(weight), hidden.device)
-        # one chunk needs no wider accumulator
-        wide = weight.dtype if len(chunks) <= 1 else torch.float32
+        wide = weight.dtype if len(chunks) <= 1 else torch.float32  # one chunk needs no wider accumulator
         d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
+        work = _Buffers(chunks[0][1] if chunks else 0, weight)
         for a, b in chunks:
-            h = hidden[node[a:b]]
-            logp = _log_softmax_(h, weight, bias, scale[a:b])
-            p = logp.exp()
+            h, s = hidden[node[a:b]], scale[a:b] if scale is not None else None
+            logp = work.log_softmax(h, weight, bias, s)
             factor = torch.zeros_like(entropy[a:b])
             if d_lp is not None:
                 factor -= d_lp[a:b]
             if d_kl is not None and reference:
                 factor += d_kl[a:b]
             if d_entropy is not None:
-                # dH/dlogit = -p (log p + H)
-                logits = logp.add_(entropy[a:b, None]).mul_(-d_entropy[a:b, None]).add_(factor[:, None]).mul_(p)
+                # dH / dlogit = -p (log p + H)
+                p = torch.exp(logp, out=work.a[: b - a])
+                d = logp.clamp_(min=-1e30).add_(entropy[a:b, None]).mul_(-d_entropy[a:b, None])
+                d = d.add_(factor[:, None]).mul_(p)
             else:
-                logits = p.mul_(factor[:, None])
+                d = logp.exp_().mul_(factor[:, None])
             if d_lp is not None:
-                logits.scatter_add_(1, target[a:b, None], d_lp[a:b, None])
+                d.scatter_add_(1, target[a:b, None], d_lp[a:b, None])
             if d_kl is not None and reference:
-                ref = _log_softmax_(reference[0][node[a:b]], reference[1], reference[2], scale[a:b])
-                logits.sub_(ref.exp_().mul_(d_kl[a:b, None]))
+                ref = _Buffers(b - a, reference[1]).log_softmax(reference[0][node[a:b]], reference[1], reference[2], s)
+                d.sub_(ref.exp_().mul_(d_kl[a:b, None]))
                 del ref
-            logits.mul_(scale[a:b, None])
+            if s is not None:
+                d.mul_(s[:, None])
             if d_bias is not None:
-                d_bias += logits.sum(0)
-            narrow = logits.to(weight.dtype)
-            del logits, logp, p
-            d_hidden.index_add_(0, node[a:b], narrow @ weight)
-            if d_weight is not None:
-                if wide == weight.dtype:
-                    d_weight = d_weight.addmm_(narrow.t(), h)
-                else:
-                    d_weight += narrow.t() @ h
+                d_bias += d.sum(0)
+            if work.narrow is not work.a:
+                d = work.narrow[: b - a].copy_(d)
+            d_hidden.index_add_(0, node[a:b], d @ weight)
+            if d_weight is not None and wide == weight.dtype:
+                d_weight.addmm_(d.t(), h)
+            elif d_weight is not None:
+                d_weight += d.t() @ h
         return (
             d_hidden,
             d_weight.to(weight.dtype) if d_weight is not None else None,
-            d_bias.to(weight.dtype) if d_bias is not None else None,
-            None, None, None, None,
-        )  # fmt: skip
+            d_bias.to(bias.dtype) if d_bias is not None else None,
+            *[None] * 4,
+        )
 
 
 def _chunks(size: int, vocabulary: int, device: torch.device) -> list[tuple[int, int]]:
@@ -187,23 +227,41 @@ class Policy(nn.Module):
         reference: (hidden [N, d'], head weight, head bias) of another policy on the same micro-batch; then kl is the exact
         forward KL(reference || policy) over the vocabulary, else it is empty.
         """
-        head = self.head
+        head, scale = self.head, packed.inverse_temperature
+        unit = bool((scale == 1).all())
+        hidden = self.hidden(packed)
         return _Head.apply(
-            self.hidden(packed), head.weight, head.bias, packed.pair_node, packed.pair_target,
-            packed.inverse_temperature, reference,
-        )  # fmt: skip
+            hidden, head.weight, head.bias, packed.pair_node, packed.pair_target, None if unit else scale, reference
+        )
 
 
-def load_model(policy: Path, *, dtype: torch.dtype, trust_remote_code: bool = False, packed: bool = True) -> nn.Module:
+@lru_cache(maxsize=1)
+def rounds_only() -> bool:
+    """Whether "bfloat16" means fp32 arithmetic on bf16-rounded weights here: on CPUs without bf16 instructions, where bf16
+    products take 6 to 60 times as long as fp32 ones (AVX2, torch 2.13: 1.3–8.6 against 40–80 GFLOP/s on one core)."""
+    if torch.cuda.is_available():
+        return False
+    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() or _is_arm())
+
+
+def _is_arm() -> bool:
+    return platform.machine().lower() in {"aarch64", "arm64"}
+
+
+def load_model(policy: Path, *, dtype: str, trust_remote_code: bool = False, packed: bool = True) -> nn.Module:
     """A Hugging Face causal language model from a directory, never from the network, in evaluation mode.
+
+    dtype: "float32" or "bfloat16"; see ``rounds_only`` for CPUs that cannot compute in the latter.
 
     Raises:
         UserError: the directory holds no loadable causal language model.
     """
+    rounded = dtype == "bfloat16" and rounds_only()
+    transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             policy,
-            dtype=dtype,
+            dtype=torch.float32 if rounded else DTYPES[dtype],
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -212,10 +270,15 @@ def load_model(policy: Path, *, dtype: torch.dtype, trust_remote_code: bool = Fa
     except (OSError, ValueError, KeyError) as error:
         line = str(error).strip().splitlines()[0]
         raise UserError(f"{policy}: not a causal language model that transformers can load: {line}") from None
+    if rounded:
+        log.info("%s: this CPU has no bfloat16 arithmetic; computing in float32 on bfloat16 weights", policy)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(p.bfloat16())
     return model.eval()
 
 
-def load_policy(policy: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Policy:
+def load_policy(policy: Path, *, dtype: str, trust_remote_code: bool = False) -> Policy:
     """A policy whose packed log-probs were compared with transformers' own on a few probe tokens.
 
     Models whose attention ignores the packed layout fall back to padded batches; a head that is more than a linear layer

@@ -28,7 +28,7 @@ from tseeds.training.batches import Packed, micro_batches, pack, shuffled
 from tseeds.training.logprobs import Policy, load_policy
 from tseeds.training.results import StepResult
 from tseeds.training.rows import Rows
-from tseeds.training.weights import DTYPES, Weights, write_probe_for
+from tseeds.training.weights import Weights, write_probe_for
 
 __all__ = ["Rows", "StepResult", "Trainer", "write_probe_for"]
 
@@ -301,7 +301,7 @@ class Trainer:
             raise UserError("update.kl_coef > 0 needs a reference policy: name one, or set update.kl_coef = 0")
         if self._reference is None or self._reference[0] != reference:
             self._reference = None  # frees the old one first
-            policy = load_policy(reference, dtype=DTYPES[self.dtype], trust_remote_code=self.trust)
+            policy = load_policy(reference, dtype=self.dtype, trust_remote_code=self.trust)
             self._reference = (reference, policy.requires_grad_(False).to(self.weights.device))
         return self._reference[1]
 

@@ -24,11 +24,10 @@ from tseeds.artifacts.policy import policy_digest, policy_files, probe_sequences
 from tseeds.config import LoraConfig, UpdateConfig
 from tseeds.errors import UserError
 from tseeds.training import ranks
-from tseeds.training.logprobs import Policy, load_model, load_policy, plain_logprobs
+from tseeds.training.logprobs import DTYPES, Policy, load_model, load_policy, plain_logprobs, rounds_only
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ONE_THREAD = 20_000_000  # parameters up to which barriers cost more than a second thread brings
 _MASTER, _MOMENTS, _FACTS, _ADAPTER = "master.safetensors", "optimizer.safetensors", "trainer.json", "adapter"
 
@@ -65,7 +64,7 @@ class Weights:
         self.layout = {f.name: _tensor_types(f) for f in files if f.suffix == ".safetensors"}
         code = sorted(policy.glob("*.py")) if trust_remote_code else []
         self.copied = {f.name: f.read_bytes() for f in [*files, *code] if f.suffix != ".safetensors"}
-        self.policy = load_policy(policy, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+        self.policy = load_policy(policy, dtype=dtype, trust_remote_code=trust_remote_code)
         if config.lora is not None:
             self.policy.model = _adapted(self.policy.model, config.lora)
         size = sum(p.numel() for p in self.policy.parameters())
@@ -92,15 +91,15 @@ class Weights:
     def _load_masters(self, policy: Path, state: Path | None) -> None:
         """Make the masters: the model's own parameters in fp32 or when sharded, else fp32 copies with gradient hooks."""
         trained = {n: p for n, p in self.policy.model.named_parameters() if p.requires_grad}
-        wide = all(p.dtype == torch.float32 for p in trained.values())
+        wide = self.dtype == "float32" or self.config.lora is not None  # peft keeps adapters in fp32
         weights: dict[str, Tensor] = {}
         if state is not None and (state / _MASTER).is_file():
             weights = _checked(load_file(state / _MASTER), trained, state / _MASTER)
         elif not wide:
-            full = load_model(policy, dtype=torch.float32, trust_remote_code=self.trust)
+            full = load_model(policy, dtype="float32", trust_remote_code=self.trust)
             weights = {n: p.detach() for n, p in full.named_parameters()}
         for name, tensor in weights.items():
-            trained[name].data.copy_(tensor)
+            trained[name].data.copy_(tensor if wide else tensor.to(DTYPES[self.dtype]))
         self.policy.to(self.device)
         if ranks.world() > 1:
             if not wide:
@@ -108,11 +107,12 @@ class Weights:
                 self.policy.model.float()
                 for name, tensor in weights.items():
                     trained[name].data.copy_(tensor)
-            _shard(self.policy, DTYPES[self.dtype])
+            _shard(self.policy, torch.float32 if rounds_only() else DTYPES[self.dtype])
             self.masters = {n: p for n, p in self.policy.model.named_parameters() if p.requires_grad}
             return
         for name, p in trained.items():
-            if p.dtype == torch.float32:
+            if wide:
+                assert p.dtype == torch.float32
                 self.masters[name] = p  # type: ignore[assignment]
             else:
                 self.masters[name] = torch.nn.Parameter(weights[name].to(self.device, copy=True))
@@ -155,7 +155,7 @@ class Weights:
         model = dict(self.policy.model.named_parameters())
         pairs = [(model[n], m) for n, m in self.masters.items() if model[n] is not m]
         if pairs:
-            torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
+            torch._foreach_copy_([p for p, _ in pairs], [m.to(DTYPES[self.dtype]) for _, m in pairs])
 
     def clear(self) -> None:
         """Forget gradients."""
@@ -234,7 +234,7 @@ class Weights:
 
 def write_probe_for(policy: Path, dtype: str, *, trust_remote_code: bool = False) -> None:
     """Write probe.json of a model directory: its log-probs of the probe sequences when loaded afresh in ``dtype``."""
-    model = load_model(policy, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, packed=False)
+    model = load_model(policy, dtype=dtype, trust_remote_code=trust_remote_code, packed=False)
     _write_probe(model, policy, dtype)
 
 
@@ -246,7 +246,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path, *, dtype: str = "float32
     """
     from peft import PeftModel
 
-    model = load_model(base, dtype=DTYPES[dtype], packed=False)
+    model = load_model(base, dtype=dtype, packed=False)
     try:
         merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     except (ValueError, RuntimeError, OSError) as error:

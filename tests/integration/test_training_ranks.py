@@ -1,0 +1,170 @@
+"""Several processes, adapters, and the comparison of modes on real (small, random) models."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_toys import make_policy, make_rows
+
+from tseeds.artifacts import schema
+from tseeds.config import LoraConfig, UpdateConfig
+from tseeds.errors import StageFailed, UserError
+from tseeds.training import distributed
+from tseeds.training.compare import compare_modes
+from tseeds.training.logprobs import load_policy
+from tseeds.training.loss import PREFIX_MODES
+from tseeds.training.rows import Rows
+from tseeds.training.trainer import Trainer
+from tseeds.training.weights import merge_adapter
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"), tie_word_embeddings=True)
+
+
+def largest_difference(a: Path, b: Path) -> float:
+    x, y = load_file(a), load_file(b)
+    assert x.keys() == y.keys()
+    return max(float((x[n].float() - y[n].float()).abs().max()) for n in x)
+
+
+def test_two_ranks_make_the_update_of_one(tmp_path, policy):
+    """FSDP2 under torchrun: same gradient norms, losses, metrics and weights to 1e-6, standard files, state that resumes in
+    one process. Three micro-batches, so that one rank idles once; sequence aggregation and reject cross the ranks."""
+    config = UpdateConfig(
+        learning_rate=1e-3, minibatches=2, aggregation="sequence", continuation_correction="reject", save_tokens=True,
+        reject_lo=0.1, reject_hi=10, tokens_per_microbatch=100,
+    )  # fmt: skip
+    rows = make_rows(groups=7)
+    one = Trainer(config, policy, dtype="float32", run_seed=0)
+    a = one.step(rows, iteration=1)
+    one.save(tmp_path / "one", tmp_path / "one_state")
+    b = distributed.update(
+        config.model_copy(update={"processes": 2}), policy, rows, out_policy=tmp_path / "two",
+        out_state=tmp_path / "two_state", dtype="float32", run_seed=0, iteration=1, timeout=250,
+    )  # fmt: skip
+    assert a.steps["skipped"].to_pylist() == [False, False]
+    for name in ("loss", "grad_norm", "clipped_mass_all", "ratio_mean_seed", "loss_tokens"):
+        assert b.steps[name].to_numpy() == pytest.approx(a.steps[name].to_numpy(), abs=1e-6)
+    for name in ("logprob", "logprob_old", "entropy", "ratio"):
+        assert b.tokens[name].to_numpy() == pytest.approx(a.tokens[name].to_numpy(), abs=1e-5)
+    assert b.summary["mismatch"] == pytest.approx(a.summary["mismatch"], abs=1e-5)
+    assert largest_difference(tmp_path / "one" / "model.safetensors", tmp_path / "two" / "model.safetensors") < 2e-6
+    moments = "optimizer.safetensors"
+    assert largest_difference(tmp_path / "one_state" / moments, tmp_path / "two_state" / moments) < 1e-6
+    again = Trainer(config, tmp_path / "two", dtype="float32", run_seed=0, state=tmp_path / "two_state")
+    assert again.step(rows, iteration=2).summary["optimizer_steps"] == 4
+
+
+def test_a_mistake_in_a_rank_is_one_line_and_a_hang_is_killed(tmp_path, policy):
+    rows, config = make_rows(groups=2), UpdateConfig(processes=2, kl_coef=0.1)
+    options = {
+        "out_policy": tmp_path / "p",
+        "out_state": tmp_path / "s",
+        "dtype": "float32",
+        "run_seed": 0,
+        "iteration": 1,
+    }
+    with pytest.raises(StageFailed, match=r"did not finish within 0\.2 s"):
+        distributed.update(config, policy, rows, **options, timeout=0.2)
+    with pytest.raises(UserError, match="needs a reference policy"):
+        distributed.update(config, policy, rows, **options, timeout=250)
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_train_merge_and_resume(tmp_path, dtype):
+    base = make_policy(tmp_path / "base", dtype=getattr(torch, dtype), tie_word_embeddings=True)
+    config = UpdateConfig(learning_rate=1e-2, minibatches=2, lora=LoraConfig(rank=4))
+    warm = Trainer(config, base, dtype=dtype, run_seed=0)
+    trained = {n for n in warm.weights.masters}
+    assert trained
+    assert all(".lora_" in n for n in trained)
+    warm.step(make_rows(), iteration=1)
+    warm.save(tmp_path / "a", tmp_path / "a_state")
+    # the policy is a plain merged model that computes what the adapted one does
+    merged = load_policy(tmp_path / "a", dtype=dtype)
+    flat, adv, keep = warm.prepare(make_rows())
+    (micros,) = warm.plan(make_rows(), flat, adv, keep, 1, minibatches=1)
+    with torch.no_grad():
+        gap = (merged(micros[0].packed)[0] - warm.policy(micros[0].packed)[0]).abs()
+    assert float(gap.max()) < (1e-4 if dtype == "float32" else 0.5)
+    # the adapter alone is what a snapshot needs to keep
+    merge_adapter(base, tmp_path / "a_state" / "adapter", tmp_path / "b", dtype=dtype)
+    assert largest_difference(tmp_path / "a" / "model.safetensors", tmp_path / "b" / "model.safetensors") == 0
+    small = (tmp_path / "a_state" / "adapter" / "adapter_model.safetensors").stat().st_size
+    assert small < (base / "model.safetensors").stat().st_size
+    cold = Trainer(config, tmp_path / "a", dtype=dtype, run_seed=0, state=tmp_path / "a_state", base=base)
+    one, two = (t.step(make_rows(seed=1), iteration=2) for t in (warm, cold))
+    assert one.steps.equals(two.steps)
+    for wrong, message in ((None, "name it as base"), (tmp_path / "a", "not the policy that the adapters")):
+        with pytest.raises(UserError, match=message):
+            Trainer(config, tmp_path / "a", dtype=dtype, run_seed=0, state=tmp_path / "a_state", base=wrong)
+
+
+def test_adapter_targets_that_do_not_exist_are_named(policy):
+    with pytest.raises(UserError, match=r"update.lora.targets: .*nothing_proj"):
+        Trainer(UpdateConfig(lora=LoraConfig(targets=["nothing_proj"])), policy, dtype="float32", run_seed=0)
+
+
+def test_modes_compared_on_the_same_rows(tmp_path, policy):
+    rows = make_rows()
+    result = compare_modes(UpdateConfig(), policy, rows, list(PREFIX_MODES), dtype="float32")
+    n = len(PREFIX_MODES)
+    cosine = np.array(result.cosine)
+    assert cosine.shape == (n, n)
+    assert np.diag(cosine) == pytest.approx(1)
+    assert cosine == pytest.approx(cosine.T)
+    at = result.modes.index
+    # pi_old is the policy itself: band and on_policy clip nothing, mask differs from all that train the seed
+    assert result.values["band"]["clipped_mass_seed"] == result.values["on_policy"]["clipped_mass_seed"] == 0
+    assert result.values["clip"]["clipped_mass_seed"] > 0
+    assert cosine[at("mask"), at("on_policy")] < 0.99
+    plain = Trainer(UpdateConfig(minibatches=1), policy, dtype="float32", run_seed=0).step(rows, iteration=1)
+    assert result.values["clip"]["grad_norm"] == pytest.approx(plain.summary["grad_norm"], rel=1e-5)
+    assert result.values["clip"]["effective_entropy"] == pytest.approx(plain.summary["effective_entropy"], rel=1e-6)
+    # a policy that moved on clips the continuation too
+    later = make_policy(tmp_path, seed=3, tie_word_embeddings=True)
+    moved = compare_modes(UpdateConfig(), later, rows, ["clip", "mask"], dtype="float32", old=policy)
+    assert moved.values["mask"]["clipped_mass_continuation"] > 0
+    with pytest.raises(UserError, match="unknown mode clib; known are clip, mask"):
+        compare_modes(UpdateConfig(), policy, rows, ["clib"], dtype="float32")
+
+
+def test_modes_without_gradient_have_no_cosine(policy):
+    rows = make_rows()
+    rows.reward = [1.0] * len(rows)
+    result = compare_modes(UpdateConfig(), policy, rows, ["clip", "mask"], dtype="float32")
+    assert result.values["clip"]["grad_norm"] == 0
+    assert all(math.isnan(x) for line in result.cosine for x in line)
+
+
+def test_rows_from_tables_join_on_row_id():
+    columns = {f.name: [None] * 2 for f in schema.ROLLOUT}
+    columns |= {
+        "row_id": ["a", "b"], "problem_id": ["p", "p"], "group_id": ["g", "g"], "seed_id": ["s", None],
+        "snapshot_step": [3, None], "policy_step": [5, 5], "prompt_ids": [[1], [1]], "response_ids": [[2, 3], [4]],
+        "logprobs": [[-1.0, None], [-2.0]], "off_start": [0, 0], "off_stop": [1, 0], "finish_reason": ["stop", "length"],
+        "temperature": [1.0, 1.0],
+    }  # fmt: skip
+    rollout = pa.table(columns, schema=schema.ROLLOUT)
+    score = pa.table({"row_id": ["b", "a"], "reward": pa.array([0.0, 1.0], pa.float32())})
+    rows = Rows.from_tables([rollout.slice(0, 1), rollout.slice(1)], score)
+    assert rows.reward == [1.0, 0.0]
+    assert rows.response_ids[0].tolist() == [2, 3]
+    assert math.isnan(rows.logprobs[0][1])
+    assert rows.logprobs[1].tolist() == [-2.0]
+    assert rows.seed_id == ["s", None]
+    with pytest.raises(UserError, match="row b has no reward"):
+        Rows.from_tables(rollout, score.slice(1))
+    with pytest.raises(UserError, match="scores: a row_id appears twice"):
+        Rows.from_tables(rollout, pa.concat_tables([score, score]))
+    with pytest.raises(UserError, match="rollouts: a row_id appears twice"):
+        Rows.from_tables([rollout, rollout], score)
