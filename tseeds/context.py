@@ -93,7 +93,7 @@ class Context:
         if self._engine is None:
             from tseeds.engines import open_engine
 
-            self._engine = open_engine(self.config.engine, **_engine_values(self.config))
+            self._engine = open_engine(self.config.engine, run=self.run, **_engine_values(self.config))
             self._stack.callback(self._engine.close)
         return self._engine
 

@@ -1,0 +1,132 @@
+"""``tseeds engine serve``: the same results as in process, a key that only the owner reads, death noticed and said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tseeds import config as configuration
+from tseeds.config import EngineConfig
+from tseeds.engines import open_engine
+from tseeds.engines.client import ServedEngine, find
+from tseeds.engines.serve import Record, read_record
+from tseeds.errors import Locked, StageFailed, UserError
+
+OPTIONS = {"dtype": "float32", "max_model_len": 128}
+
+
+@pytest.fixture(scope="module")
+def served(
+    tied_policies: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, subprocess.Popen]]:
+    run = tmp_path_factory.mktemp("run")
+    pipeline = configuration.parse(
+        {
+            "policy": {"path": str(tied_policies[0]), "dtype": "float32"},
+            "problems": {"path": "none.jsonl", "max_prompt_tokens": 64},
+            "rollout": {"max_response_tokens": 64, "problems_per_iteration": 2, "group_size": 2},
+            "engine": {"kv_cache_gb": 0.25},
+        }
+    )
+    (run / "pipeline.toml").write_text(configuration.dumps(pipeline))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tseeds_cli.main", "engine", "serve", str(run)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("serving"):
+            break
+    assert lines[-1].startswith(f"serving {run} at http://127.0.0.1:"), "".join(lines)
+    yield run, process
+    if process.poll() is None:
+        process.terminate()
+        process.wait(60)
+
+
+def status(url: str, *, key: str | None = None) -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        return urllib.request.urlopen(request, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.timeout(1200)
+def test_a_served_engine(served, tied_policies, vllm_engine, sample_requests, caplog) -> None:
+    run, process = served
+    assert (run / "engine.key").stat().st_mode & 0o777 == 0o600
+    key = (run / "engine.key").read_text()
+    record = read_record(run)
+    assert record is not None
+    url = record.urls[0]
+    assert status(f"{url}/health") == 200
+    for path in ("/metrics", "/v1/models", "/collective_rpc", "/server_info"):
+        assert status(url + path) == 401
+        assert status(url + path, key="0" * 64) == 401
+    assert status(f"{url}/v1/models", key=key) == 200
+
+    engine = open_engine(EngineConfig(), **OPTIONS, run=run)
+    assert isinstance(engine, ServedEngine)
+    wanted = [replace(r, entropies=True) for r in sample_requests]
+    for policy in (tied_policies[0], tied_policies[1], tied_policies[0]):
+        assert engine.load(policy) == vllm_engine.load(policy)
+        assert dict(engine.sample(wanted)) == dict(vllm_engine.sample(wanted))
+    assert len(engine.swaps) == 2
+    with pytest.raises(Locked, match="another command uses the served engine"):
+        open_engine(EngineConfig(), **OPTIONS, run=run)
+    engine.close()
+
+    second = open_engine(EngineConfig(), **OPTIONS, run=run)
+    second.load(tied_policies[0])
+    assert second.swaps == []  # held since the command before
+    second.close()
+    with pytest.raises(UserError, match="restart tseeds engine serve"):
+        open_engine(EngineConfig(), dtype="bfloat16", max_model_len=128, run=run)
+
+    third = open_engine(EngineConfig(), **OPTIONS, run=run)
+    third.load(tied_policies[0])
+    rows = third.sample([replace(r, max_tokens=80) for r in sample_requests * 20])
+    next(rows)
+    process.send_signal(signal.SIGKILL)
+    with pytest.raises(StageFailed, match="is dead"):
+        list(rows)
+    third.close()
+    process.wait(30)
+    assert (run / "engine.json").is_file()
+    with caplog.at_level(logging.WARNING):
+        assert find(run, EngineConfig(), **OPTIONS) is None
+    assert "dead engine server" in caplog.text
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=2)
+        except OSError:
+            break
+        time.sleep(0.5)
+    else:
+        pytest.fail("the server outlived the process that served it")
+
+
+def test_a_served_engine_is_not_another_machines(tmp_path: Path, caplog) -> None:
+    record = Record(os.getpid(), 0.0, "elsewhere", [], "p", "float32", 1, True)
+    (tmp_path / "engine.json").write_text(json.dumps(asdict(record)))
+    with caplog.at_level(logging.WARNING):
+        assert find(tmp_path, EngineConfig(), **OPTIONS) is None
+    assert "on elsewhere" in caplog.text
+    (tmp_path / "engine.json").write_text("{}")
+    with pytest.raises(UserError, match="damaged"):
+        find(tmp_path, EngineConfig(), **OPTIONS)
