@@ -106,7 +106,10 @@ def chains() -> np.ndarray:
                         rest = np.delete(pool, (i, j), axis=1)
                         following.append((np.hstack([done, step])[good], np.hstack([rest, result[:, None]])[good]))
         states = [(np.concatenate([s[0] for s in following]), np.concatenate([s[1] for s in following]))]
-    return np.unique(states[0][0].astype(np.int8), axis=0)
+    rows = states[0][0].astype(np.int8)
+    halves = np.ascontiguousarray(rows).view(">u8")  # 16 non-negative bytes in column order: sorts as the columns do
+    rows = rows[np.lexsort((halves[:, 1], halves[:, 0]))]
+    return rows[np.r_[True, (rows[1:] != rows[:-1]).any(axis=1)]]
 
 
 def held_out(numbers: tuple[int, ...] | list[int], target: int) -> bool:
@@ -210,8 +213,9 @@ def tokenizer_files() -> dict[str, str]:
 def _example_source(seed: int, misses: float) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
     """A function that draws (prompts [n, 6], responses [n, 18]) of token ids for the warm start."""
     table = chains()
-    keys, inverse = np.unique(table[:, [0, 1, 2, 3, 15]], axis=0, return_inverse=True)
-    hidden = np.array([held_out(k[:4].tolist(), int(k[4])) for k in keys])[inverse.ravel()]
+    codes = table[:, [0, 1, 2, 3, 15]].astype(np.int64) @ np.array([100_000, 10_000, 1_000, 100, 1])
+    _, example, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    hidden = np.array([held_out(row[:4].tolist(), int(row[15])) for row in table[example]])[inverse]
     shown = np.flatnonzero((table[:, -1] >= TARGETS.start) & (table[:, -1] < TARGETS.stop) & ~hidden)
     first = np.flatnonzero(np.r_[True, (table[1:, :4] != table[:-1, :4]).any(axis=1)])
     ends = np.r_[first[1:], len(table)]
