@@ -394,6 +394,11 @@ def draw(records: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, str]:
                 known, [m for m, _ in spread], [s or 0.0 for _, s in spread], label=f"{arm} ({len(values[known[0]])})",
                 color=colours[arm], linewidth=1.3, capsize=2,
             )  # fmt: skip
+    start = [next(iter(r["evaluations"]["0"].values())) for r in records if "0" in r["evaluations"]]
+    known = [k for k in ks if start and f"pass@{k}" in start[0]]
+    if known:
+        mean = [sum(e[f"pass@{k}"] for e in start) / len(start) for k in known]
+        axes.plot(known, mean, color="0.6", linestyle="--", linewidth=1, label="start")
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.set_xlabel("k")
