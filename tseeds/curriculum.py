@@ -109,6 +109,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 max_tokens=config.rollout.max_response_tokens,
                 seed=rng_seed(config.run.seed, STAGE, problem_ids[k], s),
                 temperature=config.rollout.temperature,
+                part=k // config.engine.part_rows,
             )
             for k in todo
             for s in range(n)

@@ -234,7 +234,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             context.progress.begin(STAGE, len(rows), len(rows) - len(todo))
             if todo:
                 _load(context, inputs.policy, ident.inputs["policy"])
-            requests = [_request(config, rows[r], rows[r].prompt_ids, budget(config)) for r in todo]
+            requests = [_request(config, r, rows[r], rows[r].prompt_ids, budget(config)) for r in todo]
             for k, done in context.engine().sample(requests) if todo else ():
                 row = rows[todo[k]]
                 row.ids, row.logprobs, row.finish_reason = list(done.ids), list(done.logprobs), done.finish_reason
@@ -246,7 +246,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     return writer.manifest
 
 
-def _request(config: Pipeline, row: _Row, ids: Sequence[int], tokens: int, purpose: str = "") -> Request:
+def _request(config: Pipeline, number: int, row: _Row, ids: Sequence[int], tokens: int, purpose: str = "") -> Request:
     greedy = row.sample == GREEDY or config.evaluate.temperature == 0
     return Request(
         ids=ids,
@@ -254,6 +254,7 @@ def _request(config: Pipeline, row: _Row, ids: Sequence[int], tokens: int, purpo
         seed=rng_seed(row.rng_seed, purpose) if purpose else row.rng_seed,
         temperature=0.0 if greedy else config.evaluate.temperature,
         top_p=1.0 if greedy else config.evaluate.top_p,
+        part=number // config.engine.part_rows,
     )
 
 
@@ -571,7 +572,7 @@ def _sample_mixed(
         starts = [
             next(k for k in range(per_cell, len(rows), per_cell) if rows[k].snapshot_step == step) + n for n in needed
         ]
-        requests = [_request(config, rows[k], rows[k].prompt_ids, limit) for k in starts]
+        requests = [_request(config, k, rows[k], rows[k].prompt_ids, limit) for k in starts]
         for i, done in engine.sample(requests):
             chains[step, needed[i]] = done
     live: list[int] = []
@@ -592,6 +593,7 @@ def _sample_mixed(
     requests = [
         _request(
             config,
+            k,
             rows[k],
             [*rows[k].prompt_ids, *rows[k].ids],
             limit - len(rows[k].ids),

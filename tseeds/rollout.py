@@ -195,6 +195,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                     max_tokens=config.rollout.max_response_tokens - len(rows[r].ids),
                     seed=rows[r].rng_seed if purpose == "continue" else rng_seed(rows[r].rng_seed, purpose),
                     temperature=config.rollout.temperature,
+                    part=r // config.engine.part_rows,
                 )
                 for r in numbers
             ]

@@ -53,6 +53,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     golds = dict(zip(problems["problem_id"].to_pylist(), problems["gold"].to_pylist(), strict=True))
     size, rows = config.engine.part_rows, rollouts.num_rows
     with writing(out, ident) as writer:
+        writer.keep_parts(rows, size)
         context.progress.begin(STAGE, rows, sum(min(size, rows - k * size) for k in writer.parts))
         for part in range(-(-rows // size)):
             if part in writer.parts:

@@ -196,7 +196,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 requests, owner = [], []
                 for k in mine:
                     for c in range(config.seed.candidates):
-                        requests.append(cutter.request(prompts[plans[k].problem], plans[k], c))
+                        part = k // config.engine.part_rows
+                        requests.append(cutter.request(prompts[plans[k].problem], plans[k], c, part))
                         owner.append(k)
                 chains: dict[int, dict[int, Completion]] = {k: {} for k in mine}
                 for r, done in context.engine().sample(requests):
@@ -234,7 +235,7 @@ class _Cutter:
         lo, hi = int(self.config.seed.lo), int(self.config.seed.hi)
         return lo + int(draw * (hi - lo + 1))
 
-    def request(self, prompt: list[int], plan: _Plan, candidate: int) -> Request:
+    def request(self, prompt: list[int], plan: _Plan, candidate: int, part: int) -> Request:
         seed, budget = self.config.seed, self.config.rollout.max_response_tokens
         short = seed.cut == "tokens" and seed.position == "prefix" and seed.success == "any"
         return Request(
@@ -243,6 +244,7 @@ class _Cutter:
             seed=plan.rng_seed if candidate == 0 else rng_seed(plan.rng_seed, candidate),
             temperature=seed.temperature,
             entropies=seed.cut == "entropy_peak",
+            part=part,
         )
 
     def cut(self, plan: _Plan, chain: Completion, task: str, pass_rate: float | None) -> tuple[int, float]:

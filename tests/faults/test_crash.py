@@ -66,6 +66,16 @@ def test_parts_survive_until_the_artifact_is_committed(
     assert reference.differences(run, finished=False) == []
 
 
+def test_the_last_bits_do_not_depend_on_which_parts_were_left(
+    toy: Path, forked: Forked, begun: Callable[[str], Path], reference: Reference
+) -> None:
+    run = begun("iterations/000002/rollout")
+    for passage in (1, 2):  # of four parts: one is there, then three
+        assert forked.run(loop_config(toy), run, fault=f"rollout:after-part:{passage}")["status"] == KILLED
+    assert forked.run(loop_config(toy), run, fault="rollout:after-rename:1")["status"] == KILLED
+    assert reference.differences(run, finished=False) == []
+
+
 def test_a_kill_between_the_last_stage_and_its_line_of_metrics(
     toy: Path, forked: Forked, begun: Callable[[str], Path], reference: Reference
 ) -> None:

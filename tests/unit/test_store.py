@@ -191,6 +191,28 @@ def test_parts_in_any_finishing_order_are_equal_files(tmp_path: Path) -> None:
     assert len(digests[0]) == 3
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 100])
+def test_parts_of_another_size_are_made_again_and_no_row_twice(tmp_path: Path, size: int) -> None:
+    with (
+        pytest.raises(Interrupted),
+        store.writing(tmp_path / "a", WHO) as writer,
+        Parts(writer, rows=10, part_rows=4, build=lambda a, b: table(*range(a, b))) as parts,
+    ):
+        for row in range(8):
+            parts.finish(row)
+        raise Interrupted("stop")
+    with (
+        store.writing(tmp_path / "a", WHO) as writer,
+        Parts(writer, rows=10, part_rows=size, build=lambda a, b: table(*range(a, b))) as parts,
+    ):
+        assert parts.todo == (list(range(8, 10)) if size == 4 else list(range(10)))
+        for row in parts.todo:
+            parts.finish(row)
+    manifest = store.require(tmp_path / "a", "rows")
+    assert store.read_table(manifest)["row_id"].to_pylist() == [str(r) for r in range(10)]
+    assert manifest.rows == 10
+
+
 def test_a_stop_ends_after_the_current_part_and_keeps_it(tmp_path: Path) -> None:
     stop = False
     with (

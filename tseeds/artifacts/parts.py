@@ -39,6 +39,7 @@ class Parts:
         self._build = build
         self._tally = tally
         self._stop_requested = stop_requested
+        writer.keep_parts(rows, part_rows)
         self._stop_since: float | None = None
         self._done_at_stop = 0
         self._missing = {

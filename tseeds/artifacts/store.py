@@ -420,6 +420,17 @@ class Writer:
                 if item.name not in keep:
                     shutil.rmtree(item) if item.is_dir() else item.unlink()
 
+    def keep_parts(self, rows: int, part_rows: int) -> None:
+        """Drop the parts of earlier attempts where those were cut otherwise: engine.part_rows changed in between."""
+        if all(self._entries[f"part-{k:05d}.parquet"].rows == min(part_rows, rows - k * part_rows) for k in self.parts):
+            return
+        log.warning("%s: begun with other part sizes, its parts are made again", self.partial)
+        (self.partial / PARTS).unlink()
+        for k in self.parts:
+            name = f"part-{k:05d}.parquet"
+            (self.partial / name).unlink()
+            del self._entries[name], self._part_facts[name]
+
     def _begun_with(self) -> str | None:
         """The key that the interrupted artifact was begun with."""
         try:

@@ -15,6 +15,8 @@ class Request:
     ids: prompt and seed token ids, as they are (no token is added). max_tokens: budget of new tokens (>= 1).
     seed: this request's own random seed (63 bits); the result depends on nothing but policy, ids and these values.
     entropies: also return the entropy of each sampled token's distribution.
+    part: where neighbours in a batch change the last bits of a log-prob, requests of different parts are never neighbours,
+    so that a part that is made again after an interruption is made alike.
     """
 
     ids: Sequence[int]
@@ -24,6 +26,7 @@ class Request:
     top_p: float = 1.0
     top_k: int = 0
     entropies: bool = False
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

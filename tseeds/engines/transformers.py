@@ -25,7 +25,8 @@ class TransformersEngine:
 
     Rows decode together in batches of similar length, padded on the left, with one KV cache; finished rows leave it
     when half of a batch is done. A row's tokens come from its own seed: one uniform number a token, looked up in the
-    cumulative distribution, so what a row gets does not depend on its neighbours beyond floating point.
+    cumulative distribution, so what a row gets does not depend on its neighbours beyond floating point. Rows of different
+    parts are never neighbours (see Request).
     """
 
     def __init__(
@@ -218,9 +219,9 @@ def _uniforms(seed: int, number: int, width: int) -> Any:
 
 
 def _batches(requests_: Sequence[Request], room: int, max_model_len: int) -> Iterator[list[int]]:
-    """Indices in batches of similar length, longest first, at most MAX_ROWS rows and ``room`` tokens each."""
+    """Indices in batches of one part and of similar length, longest first, at most MAX_ROWS rows and ``room`` tokens each."""
     size = [min(len(r.ids) + r.max_tokens, max_model_len) for r in requests_]
-    order = sorted(range(len(requests_)), key=lambda i: (-len(requests_[i].ids), i))
+    order = sorted(range(len(requests_)), key=lambda i: (requests_[i].part, -len(requests_[i].ids), i))
     batch: list[int] = []
     longest = 0
     for i in order:
@@ -230,7 +231,8 @@ def _batches(requests_: Sequence[Request], room: int, max_model_len: int) -> Ite
                 "raise engine.kv_cache_gb (on a GPU engine.gpu_memory_utilization)"
             )
         longest = max(longest, size[i])
-        if batch and (len(batch) == MAX_ROWS or longest * (len(batch) + 1) > room):
+        other = bool(batch) and requests_[batch[0]].part != requests_[i].part
+        if batch and (other or len(batch) == MAX_ROWS or longest * (len(batch) + 1) > room):
             yield batch
             batch, longest = [], size[i]
         batch.append(i)
