@@ -83,7 +83,8 @@ def main() -> int:
             out / "toy",
             run={"iterations": arguments.iterations},
             policy={"path": str(tiny_policy(out / "toy"))},
-            update={"entropy_coef": 0.01},  # random weights solve nothing; this moves them
+            rollout={"max_response_tokens": 10},
+            update={"entropy_coef": 0.01, "kl_coef": 0.0},  # random weights solve nothing; this moves them
             problems={"limit": 64},
             snapshot={"every": 5, "keep_last": 5, "keep_states": 2},
             evaluate={"every": 50},

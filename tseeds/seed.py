@@ -19,7 +19,7 @@ from tseeds import cuts, selection
 from tseeds.artifacts import schema
 from tseeds.artifacts.parts import Parts
 from tseeds.artifacts.rundir import recorded_digest
-from tseeds.artifacts.store import Identity, Manifest, read_table, require, verified, writing
+from tseeds.artifacts.store import Identity, Manifest, read_table, recorded, require, verified, writing
 from tseeds.config import Pipeline
 from tseeds.context import Context, eos_ids
 from tseeds.engines.base import Completion, Request
@@ -90,8 +90,8 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
     if config.seed.source == "live":
         digests |= {f"snapshot {s}": recorded_digest(inputs.snapshots[s]) for s in drawn(config, inputs)}
     if needs_history(config):
-        digests |= {f"rollout {k}": require(r, "rollout").digest for k, (r, _) in enumerate(inputs.history, 1)}
-        digests |= {f"score {k}": require(s, "score").digest for k, (_, s) in enumerate(inputs.history, 1)}
+        digests |= {f"rollout {k}": recorded(r, "rollout") for k, (r, _) in enumerate(inputs.history, 1)}
+        digests |= {f"score {k}": recorded(s, "score") for k, (_, s) in enumerate(inputs.history, 1)}
     chosen, measured = selection.identity(config, inputs.curriculum)
     return Identity(STAGE, VERSION, values | chosen, digests | measured)
 

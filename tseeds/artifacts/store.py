@@ -159,9 +159,9 @@ def read_manifest(path: Path) -> Manifest | None:
     return _parse_manifest(file, stat.st_ino, stat.st_mtime_ns)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=256)
 def _parse_manifest(file: Path, _inode: int, _mtime_ns: int) -> Manifest | None:
-    """read_manifest of one state of the file: manifests never change, so each is parsed once per process."""
+    """read_manifest of one state of the file: manifests never change, so the recent ones are parsed once."""
     path = file.parent
     mend = f"restore it from a backup, or delete {path} and run again to remake it"
     try:
@@ -236,6 +236,25 @@ def require(path: Path, what: str) -> Manifest:
         partial = Path(f"{path}.partial").is_dir()
         raise UserError(f"{path}: {what} {'is incomplete' if partial else 'does not exist'}; run its stage first")
     return manifest
+
+
+def recorded(path: Path, what: str) -> str:
+    """The digest of an input that must exist, for inputs by the hundred: manifests are large, digests are kept.
+
+    Raises:
+        UserError: as require.
+    """
+    file = Path(path) / MANIFEST
+    try:
+        stat = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return require(path, what).digest
+    return _recorded(file, stat.st_ino, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=2**17)
+def _recorded(file: Path, _inode: int, _mtime_ns: int) -> str:
+    return require(file.parent, "artifact").digest
 
 
 def pruned(path: Path) -> list[str]:
