@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +44,24 @@ class Step:
     def name(self) -> str:
         """Stage name, with its iteration or policy step."""
         return f"{self.module.STAGE} {self.out.parent.name if self.iteration else self.out.name}"
+
+
+class Snapshots(Mapping[int, Path]):
+    """step -> directory of the snapshots in a pool; a path is made when it is asked for (pools grow to hundreds)."""
+
+    def __init__(self, run: RunDir, steps: Sequence[int]) -> None:
+        self._run, self._steps = run, {step: None for step in steps}
+
+    def __getitem__(self, step: int) -> Path:
+        if step not in self._steps:
+            raise KeyError(step)
+        return self._run.snapshot(step)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,7 @@ def iteration_steps(history: History, run: RunDir, iteration: int) -> Iterator[S
     i, config = iteration, history.at(iteration)
     policy, state = run.policy(i - 1), run.state(i - 1)
     pool = history.pool(i, snapshot_bytes=retention.snapshot_bytes(run))
-    snapshots = {s: run.snapshot(s) for s in pool}
+    snapshots = Snapshots(run, pool)
     rates = run.curriculum if config.curriculum.samples else None
     if rates is not None and not history.at(0).curriculum.samples:
         raise UserError(

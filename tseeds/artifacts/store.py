@@ -80,7 +80,8 @@ class Identity:
     @property
     def key(self) -> str:
         """sha256 of all of it; paths, worker counts and log levels are no part of it."""
-        return hashlib.sha256(_canonical(asdict(self)).encode(errors="surrogatepass")).hexdigest()
+        parts = {"stage": self.stage, "version": self.version, "config": self.config, "inputs": self.inputs}
+        return hashlib.sha256(_canonical(parts).encode(errors="surrogatepass")).hexdigest()
 
     def differences(self, other: Identity) -> list[str]:
         """Readable differences from ``other`` (older) to self (newer), values first."""
