@@ -77,7 +77,7 @@ def one_round(
     kills, wrong, begin, seen = 0, [], time.monotonic(), set()
     phases: dict[str, int] = {}
     while True:
-        done = forked.run(config, run, kill_after=max(0.02, rng.uniform(0.0, 1.5 * attempt)))
+        done = forked.run(config, run, kill_after=max(0.02, rng.uniform(0.0, 0.8 * attempt)))
         if done["status"] not in (0, KILLED):
             wrong.append(f"different: exit {done['status']}: {done['error'][-600:]}")
             break
