@@ -24,12 +24,14 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """{tensor name: (safetensors dtype, shape)}"""
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "I8": 1, "BOOL": 1}
-LIBRARIES_MB: dict[Device, float] = {"cpu": 390, "gpu": 700}
-"""A process with torch and transformers imported (CPU: measured, torch 2.13; GPU: assumed size of a CUDA context)."""
-VLLM_MB: dict[Device, float] = {"cpu": 1350, "gpu": 3000}
+LIBRARIES_MB: dict[Device, float] = {"cpu": 470, "gpu": 700}
+"""A process that has calculated something with torch and transformers (CPU: measured, torch 2.13; GPU: assumed)."""
+VLLM_MB: dict[Device, float] = {"cpu": 1300, "gpu": 3000}
 """What vLLM adds to it beside weights and cache (CPU: measured with a 0.4 M model; GPU: assumed)."""
 CHUNK: dict[Device, int] = {"cpu": 1 << 24, "gpu": 1 << 27}
 """Logits of one head chunk, as in training.logprobs."""
+ALLOCATOR = 6
+"""Bytes a parameter that reading fp32 masters of a bf16 policy leaves with the C library's allocator (CPU; measured)."""
 QUERIES = 256
 """Queries of one attention run, as in training.batches."""
 PADDING = 1.15
@@ -327,6 +329,8 @@ def _trainer(result: Estimate, config: Pipeline, model: Model) -> None:
         Part("Adam moments", 8 * trained / world, "8 B each"),
         Part("compute copy", copy, "frozen base" if lora else "rounded copy" if copy else "the masters themselves"),
     ]
+    if device == "cpu" and narrow and not lora:
+        fixed.append(Part("allocator", ALLOCATOR * result.parameters, "freed while loading, not given back (measured)"))
     moving = [
         Part("gradients", gradients, "fp32"),
         Part("activations", activations, f"{largest:,} nodes in the largest micro-batch"),
