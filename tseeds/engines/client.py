@@ -177,6 +177,8 @@ class ServedEngine:
             await asyncio.gather(*tasks)
         except StageFailed as error:
             done.put(error)
+        except Exception as error:
+            done.put(StageFailed(f"the served engine gave an answer that cannot be read: {probe.first_line(error)}"))
         finally:
             for task in tasks:
                 task.cancel()
@@ -186,13 +188,15 @@ class ServedEngine:
 
         exact = self.record.exact_entropies
         fields = sampling(request, policy.eos, exact) | {"flat_logprobs": False}
+        if request.entropies and exact:
+            fields["logprobs"] = 2  # the server cuts its answer to this many: the token itself and the entropy
         body = {"token_ids": list(request.ids), "sampling_params": fields}
         answer = await self._post(url, "/inference/v1/generate", body)
         choice = answer["choices"][0]
         content = choice["logprobs"]["content"]
         entropies = None
         if request.entropies and exact:
-            entropies = [next(t["logprob"] for t in c["top_logprobs"] if t["token_id"] == -1) for c in content]
+            entropies = [{t["token_id"]: t["logprob"] for t in c["top_logprobs"]}[-1] for c in content]
         elif request.entropies:
             entropies = [requests.entropy([t["logprob"] for t in c["top_logprobs"]]) for c in content]
         return Completion(

@@ -74,11 +74,12 @@ class VllmEngine:
             raise UserError(f"{policy}: cannot follow {self._started.path} in one engine: {why}")
         expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype, trust_remote_code=self.trust_remote_code)
         begin = time.perf_counter()
-        if self._llm is None:
+        fresh = self._llm is None
+        if fresh:
             self._start(wanted.base or wanted, wanted.rank)
         if wanted.base is not None and self._lora:
             self._adopt(wanted)
-        elif wanted is not self._started:
+        elif not fresh:
             self._swap(wanted)
         gap = self._check(wanted, expected)
         seconds = time.perf_counter() - begin
