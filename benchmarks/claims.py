@@ -192,7 +192,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def final_table(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """One row per arm: seeds, then mean ± sd of every metric."""
-    by_metric = {m: by_arm(records, m) for m in TABLE}
+    mixing = [r for r in records if r["values"]["seed.share"] > 0]  # the others have no off-policy tokens
+    by_metric = {m: by_arm(mixing if m.endswith("_seed") else records, m) for m in TABLE}
     rows = []
     for arm in arms_of(records):
         seeds = {r["seed"] for r in records if r["arm"] == arm}
