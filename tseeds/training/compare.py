@@ -82,7 +82,7 @@ def compare_modes(
         gradient = trainer.weights.gradient()
         trainer.weights.clear()
         gradients.append(gradient)
-        regions, _ = metrics.split(flat.values())
+        regions, _ = metrics.split(flat.values(trainer.config))
         facts = {"loss": loss, "grad_norm": float(gradient.double().norm()), **regions}
         facts |= {k: regions[f"{k}_all"] for k in ("effective_entropy", "retained_entropy")}
         values[mode] = {k: facts[k] for k in COLUMNS}

@@ -71,12 +71,17 @@ class Flat:
         self.ratio, self.weight, self.advantage, self.reference = (torch.zeros(total) for _ in range(4))
         self.kept, self.used, self.filtered = (torch.zeros(total, dtype=torch.bool) for _ in range(3))
 
-    def values(self) -> metrics.TokenValues:
-        """The inputs of the metrics; tokens that no optimizer step saw stand at pi_old."""
-        lp = torch.where(torch.isnan(self.lp), self.lp_old, self.lp)
+    def values(self, config: UpdateConfig) -> metrics.TokenValues:
+        """The inputs of the metrics; tokens that no optimizer step saw stand at pi_old, with the ratio that they have there."""
+        unseen = torch.isnan(self.lp)
+        lp = torch.where(unseen, self.lp_old, self.lp)
+        lp_mu = torch.where(self.valid, self.lp_mu, self.lp_old)
+        there = losses.mixed(
+            losses.Tokens(self.lp_old, self.lp_old, lp_mu, self.advantage, self.seed, self.row, self.rows), config
+        )
         return metrics.TokenValues(
             self.row, self.position, self.length, self.seed, self.used, self.advantage, lp, self.lp_old, self.lp_mu,
-            self.entropy, self.ratio, self.weight, self.kept,
+            self.entropy, torch.where(unseen, there.ratio, self.ratio), self.weight, self.kept,
         )  # fmt: skip
 
 
@@ -151,7 +156,7 @@ class Trainer:
                 facts = self._minibatch(flat, plan[m], ref, first=epoch == 0 and place == 0, probe=probing and last)
                 steps.append({"iteration": iteration, "epoch": epoch, "minibatch": m, **facts})
         self.weights.facts["tokens"] += len(flat.row)
-        values = flat.values()
+        values = flat.values(self.config)
         summary = results.summarise(rows, values, adv, row_keep, flat.valid, steps)
         seconds = time.perf_counter() - start
         summary |= {
@@ -339,7 +344,7 @@ class Trainer:
         if skipped:
             why = f"the gradient norm is {norm}" if carrying else "no token carries a gradient"
             log.warning("update: optimizer step skipped, %s", why)
-        regions, bins = metrics.split(flat.values().select(here))
+        regions, bins = metrics.split(flat.values(self.config).select(here))
         return {
             "step": self.weights.facts["steps"],
             "skipped": skipped,
