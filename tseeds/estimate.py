@@ -203,7 +203,8 @@ class Estimate:
 def lora_tensors(config: Pipeline, model: Model) -> Tensors:
     """The adapter's tensors: A [rank, in] and B [out, rank] of every target."""
     assert config.update.lora is not None
-    rank, out = config.update.lora.rank, {}
+    rank = config.update.lora.rank
+    out: Tensors = {}
     for name, (_, shape) in model.trained.items():
         stem = name.removesuffix(".weight")
         if len(shape) == 2 and stem.rpartition(".")[2] in config.update.lora.targets:
@@ -315,7 +316,7 @@ def _trainer(result: Estimate, config: Pipeline, model: Model) -> None:
     largest, whole = nodes(config)
     activations = activation_bytes(model, config, largest)
     head = head_bytes(model, config, largest, device)
-    copy = width * result.parameters if lora else 2 * result.parameters if narrow else 0
+    copy: float = width * result.parameters if lora else 2 * result.parameters if narrow else 0
     if world > 1 and not lora:
         # root group (embedding, head, norm) and two layers are gathered at a time
         s = model.shape
