@@ -99,3 +99,13 @@ def test_a_kill_in_the_middle_of_retention(toy: Path, forked: Forked, tmp_path: 
         assert whole.differences(run, finished=False) == []
     assert forked.run(config, run)["status"] == 0
     assert whole.differences(run, finished=True) == []
+
+
+def test_a_resumed_run_outlives_the_policy_that_its_engine_began_with(
+    toy: Path, forked: Forked, tmp_path: Path
+) -> None:
+    """Retention removes that policy two iterations later, while the engine still compares every new one with it."""
+    config = loop_config(toy, snapshot={"keep_states": 1, "keep_last": 1}, evaluate={"every": 0}, seed={"share": 0.0})
+    assert forked.run(config, tmp_path, fault="update:begin:2")["status"] == KILLED
+    done = forked.run({**config, "run": {"iterations": 5}}, tmp_path)
+    assert done["status"] == 0, done["error"]

@@ -85,7 +85,7 @@ def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((p.name, s.st_mtime_ns, s.st_size) for p in policy_files(path) for s in [p.stat()])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _describe(path: Path, stamp: tuple[tuple[str, int, int], ...]) -> Policy:
     if not (path / "config.json").is_file():
         return _describe_adapter(path)
@@ -96,7 +96,9 @@ def _describe(path: Path, stamp: tuple[tuple[str, int, int], ...]) -> Policy:
     for name, _, _ in stamp:
         if name.endswith(".safetensors"):
             tensors |= tensor_shapes(path / name)
-    return Policy(path=path, digest=policy_digest(path), config=config, eos=eos_ids(path, config), tensors=tensors)
+    policy = Policy(path=path, digest=policy_digest(path), config=config, eos=eos_ids(path, config), tensors=tensors)
+    assert policy.tokenizer  # read now: retention may remove the files while an engine still compares with this policy
+    return policy
 
 
 def _describe_adapter(path: Path) -> Policy:
