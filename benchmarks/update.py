@@ -13,7 +13,7 @@ the same PPO loss at the same weights (no optimizer step):
 
 A token is a real token of a row, prompt included, shared or not; utilisation counts 6 FLOP per parameter and token against
 a matrix product measured in the same process. Seconds are CPU seconds of one thread (wall seconds on a GPU), best of the
-repeats: on a busy machine only they mean something. Memory is the peak beyond the loaded model.
+repeats: on a busy machine only they mean something. Memory is the peak beyond the loaded model, gradients included. Equal gradient norms show that all do the same work.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def ours(arguments: argparse.Namespace, rows: list[dict[str, Any]], _: str) -> S
         flat.valid[:] = False  # no engine sampled these: the mismatch weight is 1
         flat.used = torch.ones_like(flat.used)
         trainer.accumulate(flat, micros, trainer.scale(flat, flat.used), trainer.config)
-        norm = float(trainer.weights.gradient().norm())
+        norm = float(trainer.weights.gradient().square().sum().sqrt())
         trainer.weights.clear()
         return norm
 

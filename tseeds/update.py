@@ -24,7 +24,8 @@ _NEUTRAL = {"processes", "threads"}
 
 @dataclass(frozen=True)
 class Inputs:
-    """policy: model directory; state: trainer state beside it (None at step 0); reference: model directory of the KL term."""
+    """policy: model directory; state: trainer state beside it (None at step 0); reference: model directory of the KL term;
+    base: the model directory that adapters were begun on (update.lora with a state)."""
 
     policy: Path
     state: Path | None
@@ -32,6 +33,7 @@ class Inputs:
     scores: Path
     iteration: int
     reference: Path | None = None
+    base: Path | None = None
 
 
 def identity(config: Pipeline, inputs: Inputs) -> Identity:
@@ -52,6 +54,8 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
         digests["state"] = require(inputs.state.parent, "trainer state").digest
     if inputs.reference is not None:
         digests["reference"] = recorded_digest(inputs.reference)
+    if inputs.base is not None:
+        digests["base"] = recorded_digest(inputs.base)
     return Identity(STAGE, VERSION, values, digests)
 
 
@@ -61,6 +65,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     Raises:
         UserError: an input is missing or damaged. StageFailed: the disk is full.
     """
+    from tseeds.training import distributed
     from tseeds.training.trainer import Rows, Trainer
 
     ident = identity(config, inputs)
@@ -72,6 +77,15 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     context.progress.begin(STAGE, len(rows))
     if context.engine_running and config.engine.sleep_during_update:
         context.engine().sleep()
+    options: dict[str, Any] = {
+        "dtype": config.policy.dtype,
+        "run_seed": config.run.seed,
+        "max_response_tokens": config.rollout.max_response_tokens,
+        "state": inputs.state,
+        "base": inputs.base,
+        "trust_remote_code": config.policy.trust_remote_code,
+    }
+    several = config.update.processes > 1
     made_with = (config.update, config.policy, config.run.seed, config.rollout.max_response_tokens)
     if context.trainer is None or context.trainer[0] != (made_with, ident.inputs["policy"], ident.inputs.get("state")):
         if digest_of(inputs.policy) != ident.inputs["policy"]:
@@ -81,15 +95,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         if inputs.state is not None:
             verified(require(inputs.state.parent, "trainer state"), under=f"{inputs.state.name}/")
         context.trainer = None  # frees the old one before the new one is built
-        trainer = Trainer(
-            config.update,
-            inputs.policy,
-            dtype=config.policy.dtype,
-            run_seed=config.run.seed,
-            max_response_tokens=config.rollout.max_response_tokens,
-            state=inputs.state,
-            trust_remote_code=config.policy.trust_remote_code,
-        )
+        trainer = None if several else Trainer(config.update, inputs.policy, **options)
     else:
         trainer = context.trainer[1]
     if inputs.reference is not None and digest_of(inputs.reference) != ident.inputs["reference"]:
@@ -98,9 +104,22 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         )
     context.trainer = None  # a step that fails half-way leaves no trainer that could be reused
     with writing(out, ident) as writer:
-        result = trainer.step(rows, iteration=inputs.iteration, reference=inputs.reference)
+        policy, state = writer.path("policy"), writer.path("state")
+        if trainer is None:
+            result = distributed.update(
+                config.update,
+                inputs.policy,
+                rows,
+                out_policy=policy,
+                out_state=state,
+                iteration=inputs.iteration,
+                reference=inputs.reference,
+                **options,
+            )
+        else:
+            result = trainer.step(rows, iteration=inputs.iteration, reference=inputs.reference)
+            trainer.save(policy, state)
         context.progress.advance(len(rows), int(result.summary.get("tokens", 0)))
-        trainer.save(writer.path("policy"), writer.path("state"))
         writer.table("rows.parquet", result.rows)
         writer.table("steps.parquet", result.steps)
         if result.tokens is not None:
@@ -109,7 +128,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             policy=digest_of(writer.path("policy")), step=inputs.iteration, summary=_plain(result.summary)
         )
     assert writer.manifest is not None
-    context.trainer = ((made_with, writer.manifest.facts["policy"], writer.manifest.digest), trainer)
+    if trainer is not None:
+        context.trainer = ((made_with, writer.manifest.facts["policy"], writer.manifest.digest), trainer)
     context.progress.end()
     return writer.manifest
 

@@ -83,7 +83,7 @@ def compare_modes(
         trainer.weights.clear()
         gradients.append(gradient)
         regions, _ = metrics.split(flat.values(trainer.config))
-        facts = {"loss": loss, "grad_norm": float(gradient.double().norm()), **regions}
+        facts = {"loss": loss, "grad_norm": float(gradient.square().sum().sqrt()), **regions}
         facts |= {k: regions[f"{k}_all"] for k in ("effective_entropy", "retained_entropy")}
         values[mode] = {k: facts[k] for k in COLUMNS}
     cosine = [[_cosine(a, b) for b in gradients] for a in gradients]
@@ -92,5 +92,5 @@ def compare_modes(
 
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     x, y = a.double(), b.double()
-    norms = float(x.norm() * y.norm())
+    norms = float((x @ x) * (y @ y)) ** 0.5
     return float(x @ y) / norms if norms else float("nan")
