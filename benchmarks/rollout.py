@@ -173,7 +173,12 @@ def planned(config: Pipeline, run: RunDir, context: Context, place: Path) -> lis
     engine: Any = context.engine()
     seen: list[Request] = []
     sample = engine.sample
-    engine.sample = lambda wanted: (seen.extend(wanted), sample(wanted))[1]
+
+    def noted(wanted: Sequence[Request]) -> Any:
+        seen.extend(wanted)
+        return sample(wanted)
+
+    engine.sample = noted
     rollout.run(config, rollout.Inputs(run.policy(0), 0, run.problems, None, 1), place / "planned", context)
     engine.sample = sample
     return seen

@@ -251,18 +251,17 @@ class ServedEngine:
             try:
                 async with self._session.request(method, url + path, json=body) as response:
                     content = await response.read()
-                    if response.status != 200:
-                        said = content.decode(errors="replace").strip().splitlines()
-                        why = f"{response.status} {said[0][:300] if said else ''}"
-                        raise StageFailed(f"the served engine refused {path}: {why}")
-                    return content
+                    if response.status == 200:
+                        return content
+                    said = content.decode(errors="replace").strip().splitlines()
+                    why = f"{response.status} {said[0][:300] if said else ''}"
+                    if response.status >= 500:
+                        raise _dead(url, why)
+                    raise StageFailed(f"the served engine refused {path}: {why}")
             except aiohttp.ClientError as error:
                 # a kept-alive connection may have been closed meanwhile; asking again gives the same answer
                 if attempt == ATTEMPTS or isinstance(error, aiohttp.ClientConnectorError):
-                    raise StageFailed(
-                        f"the served engine at {url} is dead ({probe.first_line(error)}); everything committed so far is "
-                        "kept: restart tseeds engine serve, or run the same command again without it"
-                    ) from None
+                    raise _dead(url, probe.first_line(error)) from None
         raise AssertionError
 
     def sleep(self) -> None:
@@ -278,3 +277,10 @@ class ServedEngine:
         self._loop.close()
         self._lock.close()
         self._lock = None
+
+
+def _dead(url: str, why: str) -> StageFailed:
+    return StageFailed(
+        f"the served engine at {url} is dead ({why}); everything committed so far is kept: restart tseeds engine serve, "
+        "or run the same command again without it"
+    )

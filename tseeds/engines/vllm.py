@@ -50,6 +50,7 @@ class VllmEngine:
         self._threads = 1
         self._exact = False
         self._lora = 0
+        self._weights = ""  # digest of what the model's weights were read from; empty where that is not sure
         self._names = itertools.count()
         self._asleep = False
         self._lock = threading.RLock()
@@ -74,13 +75,14 @@ class VllmEngine:
             raise UserError(f"{policy}: cannot follow {self._started.path} in one engine: {why}")
         expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype, trust_remote_code=self.trust_remote_code)
         begin = time.perf_counter()
-        fresh = self._llm is None
-        if fresh:
+        if self._llm is None:
             self._start(wanted.base or wanted, wanted.rank)
+        full = wanted
         if wanted.base is not None and self._lora:
             self._adopt(wanted)
-        elif not fresh:
-            self._swap(wanted)
+            full = wanted.base
+        if self._weights != full.digest:
+            self._swap(full)
         gap = self._check(wanted, expected)
         seconds = time.perf_counter() - begin
         self.swaps.append(seconds)
@@ -114,7 +116,7 @@ class VllmEngine:
             except Exception as error:
                 raise _start_error(error, policy, self.config, self.max_model_len) from error
         self._exact = all(self._llm.collective_rpc("tseeds_hook_sampler"))
-        self._started, self._lora = policy, rank
+        self._started, self._lora, self._weights = policy, rank, policy.digest
         self._watch.follow(self._llm.llm_engine.engine_core)
         logger.info(
             "vllm started in %.1f s with %d thread%s for %.1f M parameters (engine.threads changes it)",
@@ -126,7 +128,7 @@ class VllmEngine:
 
     def _swap(self, policy: policies.Policy) -> None:
         """Load other weights into the running engine; until the check is done it holds nothing."""
-        self._held = None
+        self._forget()
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
         try:
@@ -139,14 +141,23 @@ class VllmEngine:
                 self._llm.reset_prefix_cache()
         except Exception as error:
             raise StageFailed(f"{policy.path}: the engine could not load it: {probe.first_line(error)}") from error
+        self._weights = policy.digest
+
+    def _forget(self) -> None:
+        """What the engine holds is not sure any more: the next load reads weights, whichever policy it is for."""
+        self._held, self._weights = None, ""
 
     def _check(self, policy: policies.Policy, expected: probe.Probe) -> float:
         """Prove that the engine holds ``policy``; returns the mean difference in nats."""
         try:
             found = self.score(expected.ids, self._adapters.get(policy.digest))
+            return probe.check(policy.path, expected, found, self.dtype, self._probe)
+        except StageFailed:
+            self._forget()
+            raise
         except Exception as error:
+            self._forget()
             raise StageFailed(f"{policy.path}: vllm cannot run this model here: {probe.first_line(error)}") from error
-        return probe.check(policy.path, expected, found, self.dtype, self._probe)
 
     def score(self, sequences: Sequence[Sequence[int]], adapter: Any = None) -> list[list[float]]:
         """Log-probs at temperature 1 of every token but the first of each sequence, by the engine as it is now."""
@@ -194,10 +205,10 @@ class VllmEngine:
                     index = mine.pop(output.request_id)
                     yield index, _completion(output.outputs[0], requests_[index], self._exact)
         except StageFailed:
-            self._held = None
+            self._forget()
             raise
         except Exception as error:
-            self._held = None
+            self._forget()
             raise StageFailed(
                 f"the vllm engine failed while sampling: {probe.first_line(error)}; "
                 "everything committed so far is kept, run the same command again"
@@ -244,7 +255,9 @@ class VllmEngine:
         """Free everything. Idempotent."""
         if self._llm is None:
             return
-        llm, self._llm, self._held, self._started = self._llm, None, None, None
+        llm, self._llm, self._started = self._llm, None, None
+        self._forget()
+        self._adapters.clear()
         self._watch.close()
         with quiet():
             llm.llm_engine.engine_core.shutdown()
