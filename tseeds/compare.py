@@ -47,7 +47,11 @@ CURVES = (
     "seeded_share", "seed_length", "response_length", "truncated_share", "grad_norm", "grad_norm_max", "kl_k3_seed",
 )  # fmt: skip
 """Metrics of an iteration that a record keeps; METHOD names, see ``training.results``."""
-_NEUTRAL = ("log.", "engine.", "score.workers", "update.processes", "update.threads", "update.tokens_per_microbatch")
+_NEUTRAL = (
+    "log.", "score.workers", "score.memory_limit_mb", "score.time_limit", "update.processes", "update.threads",
+    "update.tokens_per_microbatch",
+)  # fmt: skip
+"""Values that a comparison may differ in: where and how fast a run ran, limits that only a grader in trouble feels."""
 _PATHS = ("policy.path", "problems.path", "evaluate.benchmarks", "problems.benchmarks")
 _PRELOADED = ["torch", "transformers.models.auto", "transformers.modeling_utils", "tseeds.compare", "tseeds.pipeline"]
 _PRELOADED += ["tseeds.training.trainer", "tseeds.engines.transformers"]
@@ -64,9 +68,7 @@ class Job:
     @cached_property
     def values(self) -> dict[str, Any]:
         """{"section.key": value} of all that can matter to the result; digests of policy and data stand for their paths."""
-        flat = configuration.flatten(self.config)
-        kept = {k: v for k, v in flat.items() if not k.startswith(_NEUTRAL) and k not in _PATHS}
-        kept["engine.backend"] = self.config.engine.backend
+        kept = {k: v for k, v in configuration.flatten(self.config).items() if _matters(k)}
         kept["policy.digest"] = digest_of(Path(self.config.policy.path))
         kept["problems.digest"] = _data_digest(self.config.problems.path)
         for benchmark in self.config.evaluate.benchmarks:
@@ -87,6 +89,11 @@ class Job:
     def root(self, out: Path) -> Path:
         """The run directory."""
         return out / self.arm / f"seed-{self.seed:03d}"
+
+
+def _matters(key: str) -> bool:
+    engine = key.startswith("engine.") and key != "engine.backend"
+    return not engine and key not in _PATHS and not key.startswith(_NEUTRAL)
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -148,7 +155,7 @@ def recorded(job: Job, records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any
     now = job.values
     for record in records:
         if record["seed"] == job.seed and record["arm"] == job.arm:
-            then = record["values"]
+            then = {k: v for k, v in record["values"].items() if _matters(k)}
             if all(then.get(k, _default(k)) == v for k, v in now.items()) and not set(then) - set(now):
                 return record
     return None
