@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tseeds.compare import Paired, by_arm, digest, final, mean_sd, paired, read_records
+from tseeds.compare import Paired, by_arm, digest, essence, final, mean_sd, paired, read_records
 
 ENOUGH = 5
 """Seeds that a verdict needs."""
@@ -130,7 +130,8 @@ CLAIMS = (
 def setup_of(record: Mapping[str, Any]) -> str:
     """Digest of everything but the mixing and the seed: records of one setup may be compared."""
     allowed = {f"update.{k}" for k in MIXING} | {"run.seed"}
-    return digest({k: v for k, v in record["values"].items() if k not in allowed and not k.startswith("seed.")})
+    kept = essence(record["values"])
+    return digest({k: v for k, v in kept.items() if k not in allowed and not k.startswith("seed.")})
 
 
 def setups(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

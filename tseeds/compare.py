@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -148,19 +148,23 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def recorded(job: Job, records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The record of a job, if there is one.
-
-    A value that the record's tseeds did not know counts as its default: a new option does not make old results stale.
-    """
-    now = job.values
+    """The record of a job, if there is one: same arm, same seed, same essence."""
+    now = essence(job.values)
     for record in records:
-        if record["seed"] == job.seed and record["arm"] == job.arm:
-            then = {k: v for k, v in record["values"].items() if _matters(k)}
-            if all(then.get(k, _default(k)) == v for k, v in now.items()) and not set(then) - set(now):
-                return record
+        if record["seed"] == job.seed and record["arm"] == job.arm and essence(record["values"]) == now:
+            return record
     return None
 
 
+def essence(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that matter and are not the default.
+
+    So a new option does not make old results stale, for its default is what they did; a changed default does.
+    """
+    return {k: v for k, v in values.items() if _matters(k) and v != _default(k)}
+
+
+@cache
 def _default(key: str) -> Any:
     """Default of "section.key", None where it has none."""
     model: Any = Pipeline
