@@ -16,7 +16,7 @@ def test_estimate_agrees_with_a_real_update(tmp_path: Path) -> None:
     spec.loader.exec_module(bench)
     bench.make_small(tmp_path / "policy")
     result = bench.compare(
-        bench.pipeline(str(tmp_path / "policy"), "float32", problems=2, group=4, prompt=64, response=128, tokens=512)
+        bench.pipeline(str(tmp_path / "policy"), "float32", problems=2, group=4, prompt=64, response=64, tokens=384)
     )
     # less the libraries' constant, so that the parts which depend on the model must be right too
     constant = result["parts"]["libraries"]
