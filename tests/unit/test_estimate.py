@@ -80,7 +80,9 @@ def test_choices_move_what_they_should() -> None:
     model = estimating.read_model(pipeline())
 
     def parts(**sections: dict) -> dict[str, float]:
-        return {p.name: p.value for p in estimating.estimate(pipeline(**sections), model, device="cpu", cores=1).trainer}
+        return {
+            p.name: p.value for p in estimating.estimate(pipeline(**sections), model, device="cpu", cores=1).trainer
+        }
 
     plain, narrow = parts(), parts(policy={"path": "x", "dtype": "bfloat16", "architecture": TINY})
     assert narrow["compute copy"] == 2 * 1352
@@ -132,7 +134,9 @@ def test_the_command_prints_it_without_torch() -> None:
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["parameters"] == 355_872
