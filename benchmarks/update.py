@@ -19,6 +19,7 @@ repeats: on a busy machine only they mean something. Memory is the peak beyond t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -131,14 +132,19 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = json.loads((arguments.work / "rows.json").read_text())
     name = arguments.contenders
     prepare = {"ours": ours, "rows": plain, "padded": plain, "trl": trl}[name]
-    step, parameters = prepare(arguments, rows, name)
+    within: Any = contextlib.nullcontext
+    if name == "ours":
+        from tseeds.training.memory import kept as within  # as Trainer.step does
+    step, norm_of, parameters = prepare(arguments, rows, name)
     ceiling = gemm(arguments.dtype)
     before = peak()
     seconds, norm = [], 0.0
-    for _ in range(arguments.repeats):
-        start = clock()
-        norm = step()
-        seconds.append(clock() - start)
+    with within():
+        for _ in range(arguments.repeats):
+            start = clock()
+            step()
+            seconds.append(clock() - start)
+            norm = norm_of()
     ceiling = max(ceiling, gemm(arguments.dtype))
     real = sum(len(r["prompt"]) + len(r["response"]) for r in rows)
     return {
@@ -187,7 +193,15 @@ def gemm(dtype: str) -> float:
     return best
 
 
-Step = tuple[Callable[[], float], int]
+Step = tuple[Callable[[], None], Callable[[], float], int]
+"""Add up the gradient; its norm, after which it is forgotten; number of parameters."""
+
+
+def norm_and_forget(model: Any) -> float:
+    """Norm of all gradients of a model, which are then dropped."""
+    norm = float(sum(p.grad.float().square().sum() for p in model.parameters() if p.grad is not None)) ** 0.5
+    model.zero_grad()
+    return norm
 
 
 def ours(arguments: argparse.Namespace, rows: list[dict[str, Any]], _: str) -> Step:
@@ -208,17 +222,19 @@ def ours(arguments: argparse.Namespace, rows: list[dict[str, Any]], _: str) -> S
     )  # fmt: skip
     trainer = Trainer(UpdateConfig(threads=arguments.threads), arguments.policy, dtype=arguments.dtype, run_seed=0)
 
-    def step() -> float:
+    def step() -> None:
         flat, adv, keep = trainer.prepare(table)
         (micros,) = trainer.plan(table, flat, adv, keep, 0, minibatches=1)
         flat.valid[:] = False  # no engine sampled these: the mismatch weight is 1
         flat.used = torch.ones_like(flat.used)
         trainer.accumulate(flat, micros, trainer.scale(flat, flat.used), trainer.config)
-        norm = float(trainer.weights.gradient().square().sum().sqrt())
-        trainer.weights.clear()
-        return norm
 
-    return step, sum(p.numel() for p in trainer.policy.parameters())
+    def norm() -> float:
+        value = float(trainer.weights.gradient().square().sum().sqrt())
+        trainer.weights.clear()
+        return value
+
+    return step, norm, sum(p.numel() for p in trainer.policy.parameters())
 
 
 def plain(arguments: argparse.Namespace, rows: list[dict[str, Any]], name: str) -> Step:
@@ -231,7 +247,7 @@ def plain(arguments: argparse.Namespace, rows: list[dict[str, Any]], name: str) 
     total = sum(len(r["response"]) for r in rows)
     size = 1 if name == "rows" else sum(r["group"] == 0 for r in rows)
 
-    def step() -> float:
+    def step() -> None:
         for a in range(0, len(rows), size):
             part = rows[a : a + size]
             ids = [torch.tensor(r["prompt"] + r["response"]) for r in part]
@@ -247,11 +263,8 @@ def plain(arguments: argparse.Namespace, rows: list[dict[str, Any]], name: str) 
             r = torch.exp(lp - lp.detach())
             value = torch.minimum(r * advantage, r.clamp(0.8, 1.28) * advantage)
             (-(value * seen[:, start + 1 :]).sum() / total).backward()
-        norm = float(torch.sqrt(sum((p.grad.float() ** 2).sum() for p in model.parameters() if p.grad is not None)))
-        model.zero_grad()
-        return norm
 
-    return step, sum(p.numel() for p in model.parameters())
+    return step, lambda: norm_and_forget(model), sum(p.numel() for p in model.parameters())
 
 
 def trl(arguments: argparse.Namespace, rows: list[dict[str, Any]], _: str) -> Step:
@@ -287,7 +300,7 @@ def trl(arguments: argparse.Namespace, rows: list[dict[str, Any]], _: str) -> St
     model.train()
     trainer.current_gradient_accumulation_steps = options.gradient_accumulation_steps
 
-    def step() -> float:
+    def step() -> None:
         for a in range(0, len(rows), size):
             part = rows[a : a + size]
             done = [torch.tensor(r["response"]) for r in part]
@@ -302,11 +315,8 @@ def trl(arguments: argparse.Namespace, rows: list[dict[str, Any]], _: str) -> St
             }
             inputs = {k: v.to(model.device) for k, v in inputs.items()}
             trainer.compute_loss(model, inputs).backward()
-        norm = float(torch.sqrt(sum((p.grad.float() ** 2).sum() for p in model.parameters() if p.grad is not None)))
-        model.zero_grad()
-        return norm
 
-    return step, sum(p.numel() for p in model.parameters())
+    return step, lambda: norm_and_forget(model), sum(p.numel() for p in model.parameters())
 
 
 def report(results: list[dict[str, Any]], facts: dict[str, Any]) -> None:

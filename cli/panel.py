@@ -103,9 +103,7 @@ class Panel(chain.Listener):
         if self._live is None:
             shown = "  ".join(f"{title} {_number(metrics.get(key))}" for key, title in _CURVES)
             spent = sum(metrics["seconds"].values())
-            self.say(
-                f"iteration {number:4d}/{self.config.run.iterations}  {shown}  {spent:.1f} s  left {self._left()}"
-            )
+            self.say(f"iteration {number:4d}/{self.config.run.iterations}  {shown}  {spent:.1f} s  left {self._left()}")
 
     def say(self, text: str) -> None:
         """Print one line above the live panel."""

@@ -53,8 +53,10 @@ def summary(manifest: Manifest) -> str:
         lines.append(f"  quarantined {count:6}  {reason}")
     for kind, finding in facts["findings"].items():
         first = finding["examples"][0]
-        lines.append(f"  found       {finding['rows']:6}  {kind} ({finding['policy']}), such as {first['problem_id'] or ''} "
-                     f"row {first['row']}: {first['detail']}")
+        lines.append(
+            f"  found       {finding['rows']:6}  {kind} ({finding['policy']}), such as {first['problem_id'] or ''} "
+            f"row {first['row']}: {first['detail']}"
+        )
     if facts["quarantined"]:
         lines.append(f"  all of them: {manifest.path / 'quarantine.parquet'}")
     return "\n".join(lines)

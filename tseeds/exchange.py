@@ -181,7 +181,9 @@ def import_rows(path: Path, out: Path) -> tuple[Manifest, Manifest | None]:
             "rng_seed": 0,
             "text": "",
         }
-        record: dict[str, Any] = {c: row.get(c) if row.get(c) is not None else filled.get(c) for c in schema.ROLLOUT.names}
+        record: dict[str, Any] = {
+            c: row.get(c) if row.get(c) is not None else filled.get(c) for c in schema.ROLLOUT.names
+        }
         if record["sample"] is None:
             record["sample"] = sizes.get(record["group_id"], 0)
         sizes[record["group_id"]] = sizes.get(record["group_id"], 0) + 1

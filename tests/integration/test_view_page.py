@@ -105,7 +105,9 @@ def test_filtered(browser: Any, address: str, run: RunDir) -> None:  # noqa: F81
 def test_hovered(browser: Any, address: str, run: RunDir) -> None:  # noqa: F811
     from selenium.webdriver import ActionChains
 
-    seeded = pl.read_parquet(run.stage(4, "rollout") / "*.parquet").filter(pl.col("snapshot_step") == 2).row(0, named=True)
+    seeded = (
+        pl.read_parquet(run.stage(4, "rollout") / "*.parquet").filter(pl.col("snapshot_step") == 2).row(0, named=True)
+    )
     values = pl.read_parquet(run.stage(4, "update") / "tokens.parquet").filter(pl.col("row_id") == seeded["row_id"])
     _open(browser, f"{address}#row={seeded['row_id']}&colour=ratio")
     token = browser.find_element("css selector", "#tokens [data-i='1']")

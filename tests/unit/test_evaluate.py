@@ -44,7 +44,9 @@ def test_majority() -> None:
 
 def test_majority_at_k_averages_disjoint_blocks() -> None:
     votes, right = ["4", "4", "5", "4", "9"], [True, True, False, True, False]
-    assert evaluate.majority_at_k(votes, right, 2) == pytest.approx((1.0 + 0.5) / 2)  # (4 4), (5 4); the fifth is left over
+    assert evaluate.majority_at_k(votes, right, 2) == pytest.approx(
+        (1.0 + 0.5) / 2
+    )  # (4 4), (5 4); the fifth is left over
     assert evaluate.majority_at_k(votes, right, 1) == pytest.approx(3 / 5)
 
 

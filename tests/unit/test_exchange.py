@@ -18,13 +18,13 @@ from tseeds.errors import UserError
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return make_run(tmp_path_factory.mktemp("exchange") / "run", iterations=1, problems=6, per_iteration=6, group_size=4)
+    return make_run(
+        tmp_path_factory.mktemp("exchange") / "run", iterations=1, problems=6, per_iteration=6, group_size=4
+    )
 
 
 def _exported(run: RunDir, layout: exchange.Layout):
-    return exchange.export_rows(
-        run.stage(1, "rollout"), layout, scores=run.stage(1, "score"), problems=run.problems
-    )
+    return exchange.export_rows(run.stage(1, "rollout"), layout, scores=run.stage(1, "score"), problems=run.problems)
 
 
 @pytest.mark.parametrize("layout", ["trl", "verl"])
@@ -54,7 +54,14 @@ def test_columns_are_the_other_system_s(run: RunDir, tmp_path: Path) -> None:
 
 def test_a_bare_file_of_another_system_is_completed_without_invention(tmp_path: Path) -> None:
     rows = [
-        {"prompt": "a", "completion": "b", "prompt_ids": [1], "completion_ids": [2, 3], "logprobs": [-1.0, -2.0], "reward": 1.0},
+        {
+            "prompt": "a",
+            "completion": "b",
+            "prompt_ids": [1],
+            "completion_ids": [2, 3],
+            "logprobs": [-1.0, -2.0],
+            "reward": 1.0,
+        },
         {"prompt": "a", "completion": "c", "prompt_ids": [1], "completion_ids": [4], "logprobs": [-1.0], "reward": 0.0},
         {"prompt": "d", "completion": "c", "prompt_ids": [9], "completion_ids": [4], "logprobs": [-1.0], "reward": 0.5},
     ]

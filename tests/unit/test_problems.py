@@ -138,13 +138,20 @@ def test_pattern_and_list_of_files(tmp_path: Path, tokenizer: Any) -> None:
             "34",
         ),
         ({"messages": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": r"\boxed{3}"}]}, "Q?", "3"),
-        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "Q?"}]}], "solution": "$$\\boxed{4}$$"}, "Q?", "4"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text", "text": "Q?"}]}], "solution": "$$\\boxed{4}$$"},
+            "Q?",
+            "4",
+        ),
     ],
 )
 def test_known_layouts_are_read_as_they_are(tmp_path: Path, tokenizer: Any, row: dict, problem: str, gold: str) -> None:
     table, quarantine, _ = ingest(settings_for(write_rows(tmp_path / "d.jsonl", [row])), tokenizer)
     assert (table["problem"].to_pylist(), table["gold"].to_pylist()) == ([problem], [gold]), quarantine.to_pylist()
-    assert tokenizer.decode(table["prompt_ids"][0].as_py()) == f"<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        tokenizer.decode(table["prompt_ids"][0].as_py())
+        == f"<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_verl_parquet_keeps_its_source_and_its_system_turn(tmp_path: Path, tokenizer: Any) -> None:
@@ -168,7 +175,9 @@ def test_columns_can_be_mapped_into_structs(tmp_path: Path, tokenizer: Any) -> N
     row = {"problem": "wrong one", "text": "Q?", "answer": "0", "extra": {"value": "7", "hard": 3}}
     columns = {"problem": "text", "gold": "extra.value", "difficulty": "extra.hard"}
     table = ingest(settings_for(write_rows(tmp_path / "d.jsonl", [row]), columns=columns), tokenizer)[0]
-    assert table.select(["problem", "gold", "difficulty"]).to_pylist() == [{"problem": "Q?", "gold": "7", "difficulty": "3"}]
+    assert table.select(["problem", "gold", "difficulty"]).to_pylist() == [
+        {"problem": "Q?", "gold": "7", "difficulty": "3"}
+    ]
 
 
 def test_final_answer_is_the_last_marker() -> None:
@@ -188,7 +197,9 @@ def test_ids_come_from_the_data_only_when_unique(tmp_path: Path, tokenizer: Any)
     assert one["problem_id"].to_pylist() == ["../../etc/passwd"]
 
 
-@pytest.mark.parametrize(("template", "adds_bos"), [(CHATML, False), (CHATML, True), (WITH_BOS, False), (WITH_BOS, True)])
+@pytest.mark.parametrize(
+    ("template", "adds_bos"), [(CHATML, False), (CHATML, True), (WITH_BOS, False), (WITH_BOS, True)]
+)
 def test_one_beginning_of_sequence_at_most(template: str, adds_bos: bool) -> None:
     made = byte_tokenizer(template=template, adds_bos=adds_bos)
     text = "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -384,7 +395,10 @@ def test_real_contamination_is_all_found(shared: Path) -> None:
     from tseeds.problems import benchmark_texts
 
     texts = benchmark_texts(
-        [BenchmarkConfig(name=name, path=str(shared / "data" / "bench" / f"{file}.jsonl")) for name, file in names.items()]
+        [
+            BenchmarkConfig(name=name, path=str(shared / "data" / "bench" / f"{file}.jsonl"))
+            for name, file in names.items()
+        ]
     )
     index = Benchmarks(texts, ngram=8, overlap=0.6)
     found = [index.closest(r["train_problem"]) for r in rows]
@@ -394,7 +408,9 @@ def test_real_contamination_is_all_found(shared: Path) -> None:
 
 
 def test_a_whole_public_training_set_against_all_benchmarks(shared: Path, tokenizer: Any) -> None:
-    benchmarks = [BenchmarkConfig(name=p.stem, path=str(p)) for p in sorted((shared / "data" / "bench").glob("*.jsonl"))]
+    benchmarks = [
+        BenchmarkConfig(name=p.stem, path=str(p)) for p in sorted((shared / "data" / "bench").glob("*.jsonl"))
+    ]
     config = settings_for(shared / "data" / "train" / "dapo_math_17k.jsonl", max_prompt_tokens=8192, prompt="plain")
     start = time.process_time()
     table, quarantine, report = ingest(config, tokenizer, benchmarks=benchmarks)
@@ -409,11 +425,15 @@ def test_a_whole_public_training_set_against_all_benchmarks(shared: Path, tokeni
 @given(
     rows=st.lists(
         st.dictionaries(
-            st.sampled_from(["id", "problem", "question", "prompt", "messages", "answer", "gold", "solution", "reward_model"]),
+            st.sampled_from(
+                ["id", "problem", "question", "prompt", "messages", "answer", "gold", "solution", "reward_model"]
+            ),
             st.recursive(
                 st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=12),
-                lambda inner: st.lists(inner, max_size=3)
-                | st.dictionaries(st.sampled_from(["role", "content", "text", "ground_truth"]), inner, max_size=3),
+                lambda inner: (
+                    st.lists(inner, max_size=3)
+                    | st.dictionaries(st.sampled_from(["role", "content", "text", "ground_truth"]), inner, max_size=3)
+                ),
                 max_leaves=5,
             ),
         ),

@@ -101,7 +101,7 @@ def test_the_page_is_one_file_that_needs_nothing_else(groups: list[read.Group]) 
     page = html.render(groups, title="</script><b>& seeds")
     assert "</script><b>" not in page
     assert "<title>&lt;/script&gt;&lt;b&gt;&amp; seeds</title>" in page
-    assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)=', page[:20000] + page[-400000:])
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=", page[:20000] + page[-400000:])
     rule = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert rule is not None
     assert "default-src 'none'" in rule[1]
@@ -132,7 +132,9 @@ def test_paper_figures(groups: list[read.Group], tmp_path: Path, monkeypatch: py
     chosen = [_figure(groups, "clipped-mass"), _figure(groups, "time"), heat]
     monkeypatch.setattr(paper, "all_figures", lambda _: chosen)
     files = paper.write(groups, tmp_path / "one")
-    assert sorted(f.name for f in files) == [f"{n}.{k}" for n in ("clipped-mass", "mixed", "time") for k in ("png", "svg")]
+    assert sorted(f.name for f in files) == [
+        f"{n}.{k}" for n in ("clipped-mass", "mixed", "time") for k in ("png", "svg")
+    ]
     assert all(f.read_bytes()[:4] == b"\x89PNG" for f in files if f.suffix == ".png")
     text = (tmp_path / "one" / "clipped-mass.svg").read_text()
     assert "iteration" in text

@@ -121,7 +121,9 @@ def test_shipped_policy_is_small_and_explores(made: Path) -> None:
     prompts = torch.tensor([[toy.IDS[w] for w in r["problem"].split()] for r in rows]).repeat_interleave(samples, 0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        output = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=24, do_sample=True, top_k=0)
+        output = model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=24, do_sample=True, top_k=0
+        )
     right = []
     for k, ids in enumerate(output[:, prompts.shape[1] :].tolist()):
         gold = json.loads(rows[k // samples]["gold"])

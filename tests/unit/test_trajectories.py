@@ -65,11 +65,15 @@ def test_a_row_is_that_of_its_files(run: RunDir, source: Trajectories) -> None:
         assert got["tokens"]["id"] == want["response_ids"]
         assert got["tokens"]["behaviour"] == pytest.approx(want["logprobs"], abs=1e-6)
         assert "".join(got["tokens"]["text"]).removesuffix("<eos>") == want["text"]
-        tokens = pl.read_parquet(run.root / "iterations/*/update/tokens.parquet").filter(pl.col("row_id") == want["row_id"])
+        tokens = pl.read_parquet(run.root / "iterations/*/update/tokens.parquet").filter(
+            pl.col("row_id") == want["row_id"]
+        )
         assert got["tokens"]["ratio"] == pytest.approx(tokens["ratio"].to_list(), abs=1e-6)
         assert got["tokens"]["clipped"] == tokens["clipped"].to_list()
         score = pl.read_parquet(run.root / "iterations/*/score/*.parquet").filter(pl.col("row_id") == want["row_id"])
-        assert [got[c] for c in ("verdict", "reward", "extracted")] == list(score.select("verdict", "reward", "extracted").row(0))
+        assert [got[c] for c in ("verdict", "reward", "extracted")] == list(
+            score.select("verdict", "reward", "extracted").row(0)
+        )
         assert got["step"] == want["policy_step"] + 1
         assert [m["sample"] for m in got["members"]] == [0, 1, 2, 3]
         assert [e["step"] for e in got["elsewhere"]] == [1, 2, 3, 4]
@@ -98,7 +102,9 @@ def test_filters_agree_with_polars(run: RunDir, source: Trajectories) -> None:
     assert [r["length"] for r in page["rows"]] == longest[3:5].to_list()
 
 
-@pytest.mark.parametrize("query", [{"reward_lo": "much"}, {"set": "../../etc"}, {"sort": "text"}, {"n": "-4"}, {"n": "99999"}])
+@pytest.mark.parametrize(
+    "query", [{"reward_lo": "much"}, {"set": "../../etc"}, {"sort": "text"}, {"n": "-4"}, {"n": "99999"}]
+)
 def test_a_wrong_question_is_one_line(source: Trajectories, query: dict[str, str]) -> None:
     with pytest.raises(UserError):
         source.row(query) if "n" in query else source.rows(query)
@@ -128,7 +134,11 @@ def test_the_server_answers_this_machine_alone(run: RunDir, address: str) -> Non
     with urllib.request.urlopen(f"{address}/api/rows?verdict=correct&limit=3") as answer:
         assert len(json.load(answer)["rows"]) == 3
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    for path, host, code in (("/api/about", "evil.example", 403), ("/../pipeline.toml", "", 404), ("/api/row?n=x", "", 400)):
+    for path, host, code in (
+        ("/api/about", "evil.example", 403),
+        ("/../pipeline.toml", "", 404),
+        ("/api/row?n=x", "", 400),
+    ):
         request = urllib.request.Request(address + path, headers={"Host": host} if host else {})
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request)

@@ -18,7 +18,13 @@ from tseeds_cli import watch
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return make_run(
-        tmp_path / "run", iterations=3, problems=4, per_iteration=2, group_size=4, tokens=False, sets=("run.iterations=5",)
+        tmp_path / "run",
+        iterations=3,
+        problems=4,
+        per_iteration=2,
+        group_size=4,
+        tokens=False,
+        sets=("run.iterations=5",),
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from tseeds.config import UpdateConfig
 from tseeds.errors import UserError
 from tseeds.training import loss as losses
-from tseeds.training import metrics, ranks, results
+from tseeds.training import memory, metrics, ranks, results
 from tseeds.training.advantages import Advantages, advantages, overlong_penalty
 from tseeds.training.batches import Packed, micro_batches, pack, shuffled
 from tseeds.training.logprobs import Policy, load_policy
@@ -132,6 +132,10 @@ class Trainer:
         Raises:
             UserError: rows do not fit together, or a reference is needed and not given.
         """
+        with memory.kept():
+            return self._step(rows, iteration, reference)
+
+    def _step(self, rows: Rows, iteration: int, reference: Path | None) -> StepResult:
         start = time.perf_counter()
         torch.set_num_threads(self.weights.threads)
         flat, adv, row_keep = self.prepare(rows)
