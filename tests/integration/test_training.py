@@ -14,10 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from training_toys import make_policy, make_rows
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tseeds.artifacts.policy import read_probe
 from tseeds.config import UpdateConfig
 from tseeds.errors import UserError
+from tseeds.training import logprobs
 from tseeds.training.advantages import advantages
 from tseeds.training.batches import micro_batches, pack
 from tseeds.training.logprobs import load_policy, plain_logprobs
@@ -70,12 +73,13 @@ def gradient(t: Trainer, rows: Rows, minibatches: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_packed_log_probs_are_the_models_own(tmp_path, kind, values, temperature):
     held = load_policy(make_policy(tmp_path, kind, **values), dtype="float32")
+    assert held.packable
     rows = make_rows(temperature=temperature)
     offsets = np.cumsum([0, *map(len, rows.response_ids)])
     got, entropy = torch.zeros(offsets[-1]), torch.zeros(offsets[-1])
     groups = [[i for i in range(len(rows)) if rows.group_id[i] == g] for g in dict.fromkeys(rows.group_id)]
     for batch in micro_batches(groups, rows.prompt_ids, rows.response_ids, 100):
-        packed = pack(batch, rows.prompt_ids, rows.response_ids, rows.temperature, offsets, padded=not held.packable)
+        packed = pack(batch, rows.prompt_ids, rows.response_ids, rows.temperature, offsets)
         with torch.no_grad():
             lp, h, _ = held(packed)
         got[packed.tokens], entropy[packed.tokens] = lp[packed.token_pair], h[packed.token_pair]
@@ -114,6 +118,20 @@ def test_ragged_rows_have_no_padding():
     assert all(len(p.ids) <= 512 for p in packed)
     processed, real = sum(len(p.ids) for p in packed), sum(p.row_tokens for p in packed)
     assert processed < real  # less than no padding: what rows share is processed once
+
+
+def test_a_model_that_ignores_packing_trains_on_padded_batches(policy, caplog):
+    rows = make_rows()
+    expected = gradient(trainer(policy), rows)
+    try:
+        ALL_ATTENTION_FUNCTIONS.register(logprobs.ATTENTION, sdpa_attention_forward)
+        with caplog.at_level(logging.WARNING):
+            t = trainer(policy, tokens_per_microbatch=200)
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register(logprobs.ATTENTION, logprobs.packed_attention)
+    assert not t.policy.packable
+    assert "does not take packed batches" in caplog.text
+    assert float((gradient(t, rows) - expected).abs().max()) < 1e-6
 
 
 def test_a_model_that_caps_its_logits_is_refused(tmp_path):
@@ -191,6 +209,14 @@ def test_exact_kl_to_a_snapshot_has_the_gradient_of_full_distributions(policy):
     expected = torch.cat([named[n].grad.reshape(-1) for n in t.weights.masters])
     assert value == pytest.approx((total / count).item(), rel=1e-5)
     assert float((got - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_chunks_of_the_head_only_split_a_sum(policy, monkeypatch):
+    rows = make_rows(temperature=0.7)
+    options = {"entropy_coef": 0.1}
+    whole = gradient(trainer(policy, **options), rows)
+    monkeypatch.setitem(logprobs._CHUNK_ELEMENTS, "cpu", 97 * 7)
+    assert float((gradient(trainer(policy, **options), rows) - whole).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
@@ -515,6 +541,10 @@ def test_a_hundred_steps_at_1e_6_move_bf16_policies_as_fp32_ones(tmp_path):
         for i in range(100):
             t.step(rows, iteration=i)
         moved[dtype] = torch.cat([(m - before[n]).reshape(-1) for n, m in masters(t).items()])
+        # the model that computes is the masters, rounded
+        model = dict(t.policy.model.named_parameters())
+        assert all(torch.equal(model[n].float(), m.to(getattr(torch, dtype)).float()) for n, m in masters(t).items())
+        assert dtype == "float32" or any(not torch.equal(model[n].float(), m) for n, m in masters(t).items())
     a, b = moved["float32"], moved["bfloat16"]
     assert float(a.abs().mean()) > 3e-5
     assert float(torch.cosine_similarity(a, b, dim=0)) > 0.95

@@ -1,0 +1,32 @@
+"""Keep freed memory in the process while an update runs on the CPU.
+
+glibc gives every large block back to the kernel as soon as it is freed and asks for it anew a moment later; the page faults
+of activations and logits then cost a tenth of the update (SmolLM2-135M, fp32, one core).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import platform
+from collections.abc import Iterator
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
+_DEFAULTS = {_TRIM_THRESHOLD: 128 * 1024, _MMAP_MAX: 65536}
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Inside the block freed memory stays with the process, at its end all of it goes back. No-op without glibc."""
+    if platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_MMAP_MAX, 0)
+    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    try:
+        yield
+    finally:
+        for option, value in _DEFAULTS.items():
+            libc.mallopt(option, value)
+        libc.malloc_trim(0)
