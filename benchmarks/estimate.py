@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from tseeds import config as configuration
 from tseeds import estimate as estimating
+from tseeds import memory
 from tseeds.config import Pipeline
 
 SMALL = {"vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
@@ -82,7 +82,7 @@ def measure(config: Pipeline, out: Path) -> dict[str, Any]:
     trainer.save(out / "policy", out / "state")
     files = {f.name: f.stat().st_size for f in sorted(out.rglob("*.safetensors"))}
     return {
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak": memory.peak(),
         "files": files,
         "seconds": result.summary["update_seconds"],
     }

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import platform
-import resource
 import shutil
 import signal
 import time
@@ -29,6 +28,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tseeds import memory
 from tseeds.artifacts.disk import (
     check_space,
     inside,
@@ -537,7 +537,7 @@ class Writer:
                 "facts": {**sums, **self.facts},
                 "versions": versions(),
                 "wall_s": round(time.monotonic() - self._started, 3),
-                "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+                "peak_mb": round(memory.peak() / 2**20, 1),
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
             record["seal"] = _seal(json.loads(json.dumps(record)))

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tseeds import memory
 from tseeds.config import UpdateConfig
 from tseeds.errors import UserError
 from tseeds.training import loss as losses
-from tseeds.training import memory, metrics, ranks, results
+from tseeds.training import metrics, ranks, results
 from tseeds.training.advantages import Advantages, advantages, overlong_penalty
 from tseeds.training.batches import Packed, micro_batches, pack, shuffled
 from tseeds.training.logprobs import Policy, load_policy

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import numpy as np
 import psutil
 import torch
 
-from tseeds.training.memory import kept
+from tseeds.memory import kept, peak
 
 
 def test_freed_memory_stays_inside_and_leaves_at_the_end():
@@ -18,3 +22,10 @@ def test_freed_memory_stays_inside_and_leaves_at_the_end():
     after = process.memory_info().rss
     assert after - before < 100 * 2**20
     assert inside >= after
+
+
+def test_peak_is_of_this_program_and_not_of_the_one_that_started_it():
+    held = np.ones(2**26)  # 512 MB
+    code = "from tseeds.memory import peak; print(peak())"
+    child = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert peak() > held.nbytes > child > 2**20
