@@ -111,9 +111,9 @@ def main() -> None:
 
 
 def load(arguments: argparse.Namespace, place: Path) -> Pipeline:
-    """The named pipeline, or the toy's."""
+    """The named pipeline, or the toy's, without evaluation."""
     if arguments.pipeline is not None:
-        return configuration.load(arguments.pipeline, arguments.sets)
+        return configuration.load(arguments.pipeline, ["evaluate.every=0", *arguments.sets])
     from tseeds.toy import make
 
     make(place / "toy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -46,7 +47,7 @@ class Parts:
             k: min(part_rows, rows - k * part_rows) for k in range(-(-rows // part_rows)) if k not in writer.parts
         }
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="parts")
-        self._writes: list[Future[None]] = []
+        self._writes: deque[Future[None]] = deque()
 
     @property
     def todo(self) -> list[int]:
@@ -63,9 +64,8 @@ class Parts:
         self._missing[part] -= 1
         if self._missing[part] == 0:
             self._writes.append(self._pool.submit(self._write, part))
-        for write in self._writes:
-            if write.done():
-                write.result()
+        while self._writes and self._writes[0].done():  # one thread writes them: they end in this order
+            self._writes.popleft().result()
         if self._stop_requested():
             self._check_stop()
 
