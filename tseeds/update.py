@@ -7,15 +7,19 @@ when asked for, tokens.parquet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tseeds.artifacts.rundir import digest_of, recorded_digest
 from tseeds.artifacts.store import Identity, Manifest, check_space, read_table, require, verified, writing
 from tseeds.config import Pipeline
 from tseeds.context import Context
 from tseeds.errors import UserError
+
+if TYPE_CHECKING:
+    from tseeds.training.compare import Comparison
 
 STAGE = "update"
 VERSION = 1
@@ -132,6 +136,30 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         context.trainer = ((made_with, writer.manifest.facts["policy"], writer.manifest.digest), trainer)
     context.progress.end()
     return writer.manifest
+
+
+def compare_gradients(
+    config: Pipeline, inputs: Inputs, modes: Sequence[str] | None = None, *, at: Path | None = None
+) -> Comparison:
+    """What each ``prefix_weight`` in ``modes`` (None: all) would do to the committed rows of ``inputs``; trains nothing.
+
+    at: a later policy to take the gradients at, with ``inputs.policy`` as pi_old; None: at ``inputs.policy`` itself.
+
+    Raises:
+        UserError: an input is missing or damaged, or a mode is unknown.
+    """
+    from tseeds.training.compare import compare_modes
+    from tseeds.training.loss import PREFIX_MODES
+    from tseeds.training.trainer import Rows
+
+    rows = Rows.from_tables(
+        read_table(require(inputs.rollouts, "rollouts")), read_table(require(inputs.scores, "scores"))
+    )
+    return compare_modes(
+        config.update, at or inputs.policy, rows, list(PREFIX_MODES) if modes is None else modes,
+        dtype=config.policy.dtype, run_seed=config.run.seed, max_response_tokens=config.rollout.max_response_tokens,
+        old=inputs.policy if at is not None else None, trust_remote_code=config.policy.trust_remote_code,
+    )  # fmt: skip
 
 
 def _plain(summary: dict[str, Any]) -> dict[str, Any]:

@@ -157,6 +157,20 @@ def test_stages_run_alone_on_explicit_files_and_make_the_same(run: Path, tmp_pat
         assert mine.equals(pl.read_parquet(at / stage / "*.parquet"))
 
 
+def test_gradients_of_all_modes_are_compared_without_training(run: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    later = run / "iterations/000003/update/policy"
+    done = tseeds("update", run, "--iteration", 2, "--dry-run-gradient", "--json", "--at", later)
+    found = json.loads(done.stdout)
+    assert len(found["modes"]) == len(found["values"]) == len(found["cosine"]) == 9
+    assert found["values"]["clip"]["clipped_mass_continuation"] > 0  # the later policy has moved away
+    two = tseeds("update", run, "--dry-run-gradient", "--modes", "clip,mask").stdout
+    assert "one optimizer step over all rows, nothing trained" in two
+    assert "decoupled" not in two
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
+    assert "--modes and --at go with --dry-run-gradient" in tseeds("update", run, "--modes", "clip", code=2).stderr
+
+
 def test_status_and_show_read_the_run(run: Path) -> None:
     reports = json.loads(tseeds("status", run, "--json").stdout)
     assert reports["finished"] == 3

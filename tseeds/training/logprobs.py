@@ -256,6 +256,10 @@ def load_model(policy: Path, *, dtype: str, trust_remote_code: bool = False, pac
     Raises:
         UserError: the directory holds no loadable causal language model.
     """
+    if not Path(policy).is_dir():
+        raise UserError(
+            f"{policy}: no such model directory; a run keeps the policies that snapshot retention names (tseeds status)"
+        )
     rounded = dtype == "bfloat16" and rounds_only()
     transformers_logging.disable_progress_bar()
     try:
