@@ -50,6 +50,6 @@ smollm2 DIR="models/SmolLM2-135M-Instruct":
 claims *ARGS:
     @test -d toy/policy || tseeds toy toy
     tseeds compare pipelines/arms/{on-policy,kl-snapshots,seeds,naive-replay,whole-equal,suffix,seeds-mask,seeds-kl,entropy-bonus}.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
-    tseeds compare pipelines/arms/*.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
+    tseeds compare pipelines/{arms,sensitivity}/*.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
     @test ! -d runs/claims/on-policy/seed-000 || tseeds evaluate runs/claims/on-policy/seed-000 --mixed --lengths 2,4,6,9
     python benchmarks/claims.py --mixed runs/claims/on-policy/seed-000

@@ -360,8 +360,9 @@ class UpdateConfig(Section):
     """Share of tokens that token_filter acts on."""
     token_filter_coef: Annotated[float, Field(ge=0)] = 1.0
     """KL coefficient of kl_cov."""
-    ratio: Literal["token", "sequence", "m2po"] = "token"
-    """Continuation ratio: per token, GSPO's sequence ratio (2507.18071), or M2PO's second-moment mask (2510.01161)."""
+    ratio: Literal["token", "sequence", "m2po", "unclipped"] = "token"
+    """Continuation ratio: per token, GSPO's sequence ratio (2507.18071), M2PO's second-moment mask (2510.01161), or per
+    token without any clip, so that the seed alone is clipped (a control)."""
     m2po_threshold: Annotated[float, Field(gt=0)] = 0.04
     """M2PO: bound of the batch's second moment of log-ratios."""
     probe_every: NonNegative = 0

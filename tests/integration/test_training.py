@@ -471,7 +471,7 @@ def test_a_state_of_another_policy_is_refused(tmp_path, policy):
 @pytest.mark.parametrize(
     "values",
     [
-        {"ratio": "sequence"}, {"ratio": "m2po", "m2po_threshold": 1e-6}, {"token_filter": "clip_cov", "token_filter_share": 0.1},
+        {"ratio": "sequence"}, {"ratio": "unclipped"}, {"ratio": "m2po", "m2po_threshold": 1e-6}, {"token_filter": "clip_cov", "token_filter_share": 0.1},
         {"token_filter": "kl_cov", "token_filter_share": 0.1}, {"continuation_correction": "geometric"},
         {"continuation_correction": "reject", "reject_lo": 0.9, "reject_hi": 1.1}, {"prefix_top_entropy": 0.2},
         {"overlong": "penalty", "overlong_buffer": 8}, {"entropy_coef": 0.01}, {"advantage": "leave_one_out"},
@@ -480,6 +480,8 @@ def test_a_state_of_another_policy_is_refused(tmp_path, policy):
 )  # fmt: skip
 def test_every_option_changes_the_update_and_survives_micro_batching(policy, values):
     options = {"learning_rate": 1e-3, "minibatches": 2}
+    if values.get("ratio") == "unclipped":
+        options |= {"eps_low": 1e-3, "eps_high": 1e-3}  # so that the plain update does clip
     rows = make_rows()
     plain, whole, parts = (
         trainer(policy, **options),

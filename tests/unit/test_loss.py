@@ -179,6 +179,16 @@ def test_continuation_is_weighted_ppo():
     assert lp.grad.numpy() == pytest.approx(expected, abs=1e-12)
 
 
+def test_unclipped_continuation_is_the_importance_weighted_policy_gradient():
+    lp = torch.tensor([math.log(0.9), math.log(0.1), math.log(0.9)], dtype=D, requires_grad=True)
+    old = [math.log(0.3)] * 3  # ratios 3, 1/3, 3: beyond every clip range; the third is a seed token
+    t = tokens(lp, old, old, [1.0, -1.0, 1.0], [False, False, True])
+    terms = L.mixed(t, config(ratio="unclipped"))
+    terms.loss.sum().backward()
+    assert lp.grad.tolist() == pytest.approx([-3, 1 / 3, 0])  # -r A; the seed token is clipped as ever
+    assert terms.kept.tolist() == [True, True, False]
+
+
 def test_clip_before_any_update_is_what_the_method_says():
     """METHOD section 3: the four cases of a seed token at lp = lp_old."""
     log = math.log

@@ -212,7 +212,8 @@ def continuation(t: Tokens, config: UpdateConfig) -> Terms:
     """w_t * PPO clip on exp(lp - lp_old), with w_t = sg(min(exp(lp_old - lp_mu), C_mismatch)): truncated importance
     sampling of the difference between engine and trainer.
 
-    ratio "sequence" takes GSPO's ratio; "m2po" (2510.01161) masks the tokens in ``filtered`` and clips no others.
+    ratio "sequence" takes GSPO's ratio; "m2po" (2510.01161) masks the tokens in ``filtered`` and clips no others;
+    "unclipped" is the importance-weighted policy gradient.
     token_filter "clip_cov" takes the gradient off the filtered tokens, "kl_cov" adds a k3 term to them (2505.22617).
     """
     weight = ratio(t.lp_old, t.lp_mu).clamp(max=config.mismatch_cap)
@@ -222,6 +223,8 @@ def continuation(t: Tokens, config: UpdateConfig) -> Terms:
     if config.ratio == "m2po":
         kept = ~t.filtered if t.filtered is not None else torch.ones_like(t.seed)
         objective = torch.where(kept, r * t.advantage, (r * t.advantage).detach())
+    elif config.ratio == "unclipped":
+        objective, kept = r * t.advantage, torch.ones_like(t.seed)
     else:
         objective, kept = clipped_objective(r, t.advantage, 1 - config.eps_low, 1 + config.eps_high, config.dual_clip)
     loss = -weight * objective
