@@ -97,17 +97,29 @@ class Context:
             self._stack.callback(self._engine.close)
         return self._engine
 
-    def grade(self, items: Sequence[tuple[str, str, str]]) -> list[Grade]:
-        """Grades of (task, gold, response text) in order; one grader per task, started on first use."""
+    def grade(self, items: Sequence[tuple[str, str, str, str]]) -> list[Grade]:
+        """Grades of (task, gold, prompt, response text) in order; one grader per task, started on first use.
+
+        A response that goes on with a thinking which its prompt opened is read as thinking until it ends that; a verifier
+        of the user's own gets the response alone.
+        """
         from tseeds.grading import Grader, GradingOptions
+        from tseeds.grading.extract import opening
+
+        def answer(task: str, gold: str, prompt: str, text: str) -> tuple[str, str]:
+            if task.startswith("python:"):
+                return gold, text
+            end = self.config.score.think_end
+            return gold, opening(prompt, think_end=end, prefill=self.config.problems.prefill) + text
 
         grades: list[Grade | None] = [None] * len(items)
-        for task in dict.fromkeys(task for task, _, _ in items):
+        for task in dict.fromkeys(item[0] for item in items):
             if task not in self._graders:
                 options = GradingOptions(task=task, **self.config.score.model_dump())
                 self._graders[task] = self._stack.enter_context(Grader(options))
             numbers = [k for k, item in enumerate(items) if item[0] == task]
-            for k, grade in zip(numbers, self._graders[task].grade([items[k][1:] for k in numbers]), strict=True):
+            pairs = [answer(*items[k]) for k in numbers]
+            for k, grade in zip(numbers, self._graders[task].grade(pairs), strict=True):
                 grades[k] = grade
         return [g for g in grades if g is not None]
 

@@ -64,14 +64,14 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     ident = identity(config, inputs)
     problems = read_table(require(inputs.problems, "problems"))
     problem_ids, prompts = problems["problem_id"].to_pylist(), problems["prompt_ids"].to_pylist()
-    tasks, golds = problems["task"].to_pylist(), problems["gold"].to_pylist()
+    asked = list(zip(*(problems[name].to_pylist() for name in ("task", "gold", "prompt")), strict=True))
     tokenizer = context.tokenizer(inputs.policy)
     done: dict[int, dict[int, Completion]] = {}
 
     def build(start: int, stop: int) -> pa.Table:
         rows = [(k, done[k][s]) for k in range(start, stop) for s in range(n)]
         texts = tokenizer.batch_decode([c.ids for _, c in rows], skip_special_tokens=True)
-        grades = context.grade([(tasks[k], golds[k], text) for (k, _), text in zip(rows, texts, strict=True)])
+        grades = context.grade([(*asked[k], text) for (k, _), text in zip(rows, texts, strict=True)])
         columns: dict[str, list[Any]] = {name: [] for name in schema.CURRICULUM.names}
         for at, k in enumerate(range(start, stop)):
             mine, completions = grades[at * n : (at + 1) * n], [done[k][s] for s in range(n)]

@@ -296,8 +296,8 @@ def _graded(
     columns_schema: pa.Schema,
 ) -> pa.Table:
     texts = tokenizer.batch_decode([r.ids for r in rows], skip_special_tokens=True)
-    tasks, golds = problems["task"].to_pylist(), problems["gold"].to_pylist()
-    grades = context.grade([(tasks[r.problem], golds[r.problem], text) for r, text in zip(rows, texts, strict=True)])
+    asked = list(zip(*(problems[name].to_pylist() for name in ("task", "gold", "prompt")), strict=True))
+    grades = context.grade([(*asked[r.problem], text) for r, text in zip(rows, texts, strict=True)])
     columns |= {
         "extracted": [g.extracted for g in grades],
         "canonical": [g.canonical for g in grades],

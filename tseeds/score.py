@@ -1,7 +1,8 @@
 """Stage score: a verdict and a reward for every trajectory.
 
 Reads rollouts and problems; writes verdict, reward, extracted answer, canonical solution and the grader's wall time per
-row_id. Only the response text is graded: seed and continuation together, as the policy wrote them.
+row_id. Only the response text is graded: seed and continuation together, as the policy wrote them, behind a thinking that the
+prompt may have opened.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     ident = identity(config, inputs)
     rollouts = read_table(require(inputs.rollouts, "rollouts")).select(["row_id", "problem_id", "text"])
     problems = read_table(require(inputs.problems, "problems"))
-    tasks = dict(zip(problems["problem_id"].to_pylist(), problems["task"].to_pylist(), strict=True))
-    golds = dict(zip(problems["problem_id"].to_pylist(), problems["gold"].to_pylist(), strict=True))
+    asked = {
+        row["problem_id"]: (row["task"], row["gold"], row["prompt"])
+        for row in problems.select(["problem_id", "task", "gold", "prompt"]).to_pylist()
+    }
     size, rows = config.engine.part_rows, rollouts.num_rows
     with writing(out, ident) as writer:
         writer.keep_parts(rows, size)
@@ -60,7 +63,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 continue
             context.check_stop()
             chunk = rollouts.slice(part * size, size).to_pylist()
-            grades = context.grade([(tasks[r["problem_id"]], golds[r["problem_id"]], r["text"]) for r in chunk])
+            grades = context.grade([(*asked[r["problem_id"]], r["text"]) for r in chunk])
             columns: dict[str, list[Any]] = {
                 "row_id": [r["row_id"] for r in chunk],
                 "problem_id": [r["problem_id"] for r in chunk],
@@ -68,7 +71,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 "canonical": [g.canonical for g in grades],
                 "verdict": [str(g.verdict) for g in grades],
                 "reward": [g.reward for g in grades],
-                "grader": [tasks[r["problem_id"]] for r in chunk],
+                "grader": [asked[r["problem_id"]][0] for r in chunk],
                 "wall_ms": [g.wall_ms for g in grades],
             }
             writer.part(part, pa.table(columns, schema=schema.SCORE))

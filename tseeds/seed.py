@@ -314,7 +314,15 @@ def _choose(
         return [(p, p.chains[0] if p.chains else None) for p in plans]
     pairs = [(p, chain) for p in plans for chain in p.chains]
     grades = context.grade(
-        [(str(problems["task"][p.problem]), str(problems["gold"][p.problem]), cutter.decode(c.ids)) for p, c in pairs]
+        [
+            (
+                str(problems["task"][p.problem]),
+                str(problems["gold"][p.problem]),
+                str(problems["prompt"][p.problem]),
+                cutter.decode(c.ids),
+            )
+            for p, c in pairs
+        ]
     )
     chosen: dict[str, tuple[Completion, float]] = {}
     for (plan, chain), grade in zip(pairs, grades, strict=True):

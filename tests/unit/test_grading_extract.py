@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from tseeds.config import parse
+from tseeds.context import Context
 from tseeds.grading.extract import boxes, extract
 
 
@@ -82,6 +84,23 @@ def test_an_unclosed_later_box_may_take_the_answer_back(text: str, expected: str
 )
 def test_only_text_after_the_thinking(text: str, expected: str | None) -> None:
     assert answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefill", "text", "verdict"),
+    [
+        ("Q?<|assistant|>\n<think>\n", "", r"so \boxed{4}", "no_answer"),  # cut off while thinking
+        ("Q?<|assistant|>\n<think>\n", "", r"\boxed{5}? no.</think> \boxed{4}", "correct"),
+        ("Q?<|assistant|>\n<think>\n\n</think>\n\n", "", r"so \boxed{4}", "correct"),  # thinking switched off
+        ("Think in <think> </think>. Q?", "", r"so \boxed{4}", "correct"),  # a prompt that speaks of the marks
+        ("Q?<|assistant|>\n<think>\nWell, ", "<think>\nWell, ", r"so \boxed{4}", "no_answer"),
+        ("Q?<|assistant|>\n", "", r"so \boxed{4}", "correct"),
+    ],
+)
+def test_a_thinking_that_the_prompt_opened_is_thinking(prompt: str, prefill: str, text: str, verdict: str) -> None:
+    data = {"policy": {"path": "p"}, "problems": {"path": "d", "prefill": prefill}}
+    with Context(parse(data)) as context:
+        assert [str(g.verdict) for g in context.grade([("math", "4", prompt, text)])] == [verdict]
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,17 @@ def test_chat_prompt_with_system_template_and_prefill(tmp_path: Path, tokenizer:
     ]
 
 
+def test_base_model_prompt_is_the_template_alone(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "d.jsonl", [{"problem": "What is {1} + 1?", "answer": "2"}])
+    config = settings_for(path, prompt="plain", template="Question: {problem}\nAnswer:", prefill=" Let")
+    made = byte_tokenizer(template=WITH_BOS, adds_bos=True)
+    table = ingest(config, made)[0]
+    assert table["prompt"].to_pylist() == ["Question: What is {1} + 1?\nAnswer: Let"]
+    assert made.decode(table["prompt_ids"].to_pylist()[0]) == "<|bos|>Question: What is {1} + 1?\nAnswer: Let"
+    with pytest.raises(ValueError, match="put its text into template"):
+        settings_for(path, prompt="plain", system="Be brief.")
+
+
 def test_mistakes_of_the_configuration_are_one_clear_line(tmp_path: Path, tokenizer: Any) -> None:
     path = write_rows(tmp_path / "d.jsonl", ROWS)
     with pytest.raises(UserError, match=r'no chat template; set problems.prompt = "plain"'):

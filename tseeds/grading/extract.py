@@ -112,6 +112,21 @@ def after_thinking(text: str, *, think_end: str) -> str | None:
     return text
 
 
+def opening(prompt: str, *, think_end: str, prefill: str = "") -> str:
+    """The mark of a thinking that the prompt opened and the response goes on with, else nothing.
+
+    prefill: the end of the prompt that opens the assistant turn.
+
+    >>> opening("<|im_start|>assistant\\n<think>\\n", think_end="</think>"), opening("<think>\\n\\n</think>\\n", think_end="</think>")
+    ('<think>', '')
+    """
+    start = think_end.replace("/", "", 1)
+    if start == think_end:
+        return ""
+    begun = prompt.rstrip().endswith(start) or prefill.rfind(start) > prefill.rfind(think_end)
+    return start if begun else ""
+
+
 def _squeeze(text: str) -> str:
     return re.sub(r"[\s$]+", "", text)
 
