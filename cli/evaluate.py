@@ -10,6 +10,8 @@ import typer
 from tseeds_cli.options import ConfigOption, JsonOption, OutOption, PolicyOption, RunArgument, SetOption
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tseeds.artifacts.rundir import RunDir
     from tseeds.artifacts.store import Manifest
     from tseeds.config import Pipeline
@@ -212,6 +214,7 @@ def _print_summary(step: Step, manifest: Manifest) -> None:
         )
     console = Console(file=sys.stdout)
     console.print(table)
+    _print_left_out(console, step, manifest)
     console.print(f"rows and tables: {step.out}", highlight=False, soft_wrap=True)
 
 
@@ -244,7 +247,17 @@ def _print_cells(step: Step, manifest: Manifest) -> None:
                 *(f"{mine[n][key]:.3f}" for n in [*lengths, -1]),
             )
         console.print(table)
+    _print_left_out(console, step, manifest)
     console.print(f"rows: {step.out}", highlight=False, soft_wrap=True)
+
+
+def _print_left_out(console: Console, step: Step, manifest: Manifest) -> None:
+    """Which rows of the benchmark were not asked, for the score is not that of the whole set then."""
+    found = manifest.facts.get("benchmark", {})
+    if found.get("quarantined"):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found["quarantined"].items())
+        line = f"left out of {found['rows']} rows: {reasons} ({step.out / 'tables' / 'quarantine.parquet'})"
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _title(name: str) -> str:

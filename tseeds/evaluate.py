@@ -1,8 +1,8 @@
 """Stage evaluate: a policy on a benchmark, without seeds.
 
 Reads a policy and one data set of ``evaluate.benchmarks``; writes one row per sample (ids, log-probs, verdict, text)
-and ``tables/``: problems.parquet (the ingested benchmark) and metrics.parquet (every metric with its bootstrap interval,
-for all problems and by difficulty). Random seeds do not depend on the training step, so that two policies are compared
+and ``tables/``: problems.parquet, quarantine.parquet and report.json (the ingested benchmark, as of the problems stage) and
+metrics.parquet (every metric with its bootstrap interval, for all problems and by difficulty). Random seeds do not depend on the training step, so that two policies are compared
 on common random numbers.
 
 ``run_mixed`` is the wider test of METHOD section 5: snapshots write the first L tokens and the policy finishes.
@@ -10,9 +10,11 @@ on common random numbers.
 
 from __future__ import annotations
 
-import hashlib
+import json
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tseeds import sources
 from tseeds.artifacts import schema
 from tseeds.artifacts.parts import Parts
 from tseeds.artifacts.rundir import recorded_digest
@@ -32,6 +35,8 @@ from tseeds.schedule import rng_seed
 
 if TYPE_CHECKING:
     import numpy as np
+
+log = logging.getLogger(__name__)
 
 STAGE = "evaluate"
 VERSION = 1
@@ -123,7 +128,18 @@ def _identity(stage: str, config: Pipeline, policy: Path, step: int, benchmark: 
         "score.memory_limit_mb": config.score.memory_limit_mb,
         **{f"problems.{k}": v for k, v in ingest.model_dump(mode="json").items() if k != "path"},
     }
-    return Identity(stage, VERSION, values, {"policy": recorded_digest(policy), "benchmark": source_digest(entry.path)})
+    with _named(benchmark):
+        data = sources.digest(entry.path)
+    return Identity(stage, VERSION, values, {"policy": recorded_digest(policy), "benchmark": data})
+
+
+@contextmanager
+def _named(benchmark: str) -> Iterator[None]:
+    """Say which benchmark a complaint about its data belongs to."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("problems.path", f"evaluate.benchmarks {benchmark}:", 1)) from error
 
 
 def identity(config: Pipeline, inputs: Inputs) -> Identity:
@@ -142,33 +158,6 @@ def mixed_identity(config: Pipeline, inputs: MixedInputs) -> Identity:
     )
 
 
-_digests: dict[tuple[tuple[str, int, int], ...], str] = {}
-
-
-def source_digest(path: str | list[str]) -> str:
-    """sha256 over the bytes of a benchmark's files (of the address alone where it is remote)."""
-    lines = []
-    for place in [path] if isinstance(path, str) else path:
-        if "://" in place:
-            lines.append(place)
-            continue
-        root = Path(place)
-        files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
-        try:
-            stats = [(p, p.stat()) for p in files]
-        except FileNotFoundError:
-            raise UserError(f"{place}: no such benchmark file; mend evaluate.benchmarks") from None
-        mark = tuple((str(p), s.st_size, s.st_mtime_ns) for p, s in stats)
-        if mark not in _digests:
-            digest = hashlib.sha256()
-            for file in files:
-                with open(file, "rb") as handle:
-                    digest.update(hashlib.file_digest(handle, "sha256").digest())
-            _digests[mark] = digest.hexdigest()
-        lines.append(_digests[mark])
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 @dataclass(slots=True)
 class _Row:
     """One sample on its way."""
@@ -185,14 +174,38 @@ class _Row:
     off_stop: int = 0
 
 
-def _benchmark(config: Pipeline, name: str, policy: Path, context: Context) -> pa.Table:
+@dataclass(frozen=True)
+class _Benchmark:
+    """An ingested data set: problems and quarantine (schema.PROBLEMS, schema.QUARANTINE), report as of ``ingest``."""
+
+    problems: pa.Table
+    quarantine: pa.Table
+    report: dict[str, Any]
+
+    def write(self, writer: Writer) -> None:
+        """tables/problems.parquet, tables/quarantine.parquet and tables/report.json; counts among the facts."""
+        folder = writer.path("tables")
+        pq.write_table(self.problems, folder / "problems.parquet", compression="zstd")
+        pq.write_table(self.quarantine, folder / "quarantine.parquet", compression="zstd")
+        (folder / "report.json").write_text(json.dumps(self.report, indent=1, ensure_ascii=False), encoding="utf-8")
+        writer.facts["benchmark"] = {k: self.report[k] for k in ("rows", "kept", "quarantined")}
+
+
+def _benchmark(config: Pipeline, name: str, policy: Path, context: Context) -> _Benchmark:
+    """Ingest a benchmark; rows that it cannot use are said, for a score without them is not that of the published set."""
     from tseeds.problems import ingest
 
     entry = benchmark_config(config, name)
-    table = ingest(problems_config(config, entry), context.tokenizer(policy))[0]
-    if table.num_rows == 0:
-        raise UserError(f"evaluate.benchmarks {name}: {entry.path} has no usable row; tseeds problems says why")
-    return table
+    with _named(name):
+        made = _Benchmark(*ingest(problems_config(config, entry), context.tokenizer(policy), score=config.score))
+    out = made.report["quarantined"]
+    if out:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in out.items())
+        log.warning("benchmark %s: %d of %d rows left out: %s", name, sum(out.values()), made.report["rows"], reasons)
+    if made.problems.num_rows == 0:
+        first = made.quarantine["detail"][0] if made.quarantine.num_rows else "it is empty"
+        raise UserError(f"evaluate.benchmarks {name}: {entry.path} has no usable row ({first})")
+    return made
 
 
 def _plan(config: Pipeline, benchmark: str, problems: pa.Table) -> list[_Row]:
@@ -214,7 +227,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         UserError: the benchmark or the policy is unusable. StageFailed: the engine failed. Interrupted: asked to stop.
     """
     ident = identity(config, inputs)
-    problems = _benchmark(config, inputs.benchmark, inputs.policy, context)
+    benchmark = _benchmark(config, inputs.benchmark, inputs.policy, context)
+    problems = benchmark.problems
     rows = _plan(config, inputs.benchmark, problems)
     tokenizer = context.tokenizer(inputs.policy)
 
@@ -240,7 +254,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 row.ids, row.logprobs, row.finish_reason = list(done.ids), list(done.logprobs), done.finish_reason
                 context.progress.advance(1, len(done.ids))
                 parts.finish(todo[k])
-        _write_tables(writer, problems, schema.EVALUATION, config.run.seed)
+        benchmark.write(writer)
+        _write_metrics(writer, schema.EVALUATION, config.run.seed)
         context.progress.end()
     assert writer.manifest is not None
     return writer.manifest
@@ -309,10 +324,9 @@ def _graded(
     return pa.table({name: columns[name] for name in columns_schema.names}, schema=columns_schema)
 
 
-def _write_tables(writer: Writer, problems: pa.Table, rows_schema: pa.Schema, run_seed: int) -> None:
-    """tables/problems.parquet and tables/metrics.parquet beside the rows, and the summary among the facts."""
+def _write_metrics(writer: Writer, rows_schema: pa.Schema, run_seed: int) -> None:
+    """tables/metrics.parquet beside the rows, and the summary among the facts."""
     folder = writer.path("tables")
-    pq.write_table(problems, folder / "problems.parquet", compression="zstd")
     parts = sorted(writer.partial.glob("part-*.parquet"))
     rows = pa.concat_tables([pq.read_table(p, partitioning=None, schema=rows_schema) for p in parts])
     table = metrics_table(rows, run_seed=run_seed)
@@ -492,7 +506,8 @@ def run_mixed(config: Pipeline, inputs: MixedInputs, out: Path, context: Context
             f"mixed inference: seed length {bad[0] if bad else 'list is empty'}: 1 to {budget(config) - 1} tokens"
         )
     ident = mixed_identity(config, inputs)
-    problems = _benchmark(config, inputs.benchmark, inputs.policy, context)
+    benchmark = _benchmark(config, inputs.benchmark, inputs.policy, context)
+    problems = benchmark.problems
     tokenizer = context.tokenizer(inputs.policy)
     alone = [r for r in _plan(config, inputs.benchmark, problems) if r.sample != GREEDY]
     cells = [(s, length) for s in sorted(inputs.snapshots) for length in (-1, *sorted(inputs.lengths))]
@@ -541,7 +556,7 @@ def run_mixed(config: Pipeline, inputs: MixedInputs, out: Path, context: Context
                 for p in sorted(writer.partial.glob("part-*.parquet"))
             ]
         )
-        pq.write_table(problems, writer.path("tables") / "problems.parquet", compression="zstd")
+        benchmark.write(writer)
         writer.facts["cells"] = mixed_cells(table, run_seed=config.run.seed)
         context.progress.end()
     assert writer.manifest is not None

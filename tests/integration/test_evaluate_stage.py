@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,27 @@ def test_rows_and_tables(done: Path, config: configuration.Pipeline) -> None:
     lo, hi = summary["ci"]["pass@1"]
     assert 0 <= lo <= summary["pass@1"] <= hi <= 1
     assert evaluate.metrics_of(done).num_rows == len(pl.read_parquet(done / "tables" / "metrics.parquet"))
+
+
+def test_rows_that_a_benchmark_cannot_use_are_kept_and_said(
+    config: configuration.Pipeline, toy: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = toy["test"].read_text().splitlines()[:2]
+    data, out = tmp_path / "some.jsonl", tmp_path / "evaluation"
+    data.write_text("\n".join([lines[0], "{oops", '{"problem": "1 2 3 4 -> 10", "gold": ""}', lines[1]]) + "\n")
+    entry = configuration.BenchmarkConfig(name="some", path=str(data))
+    evaluation = config.evaluate.model_copy(update={"benchmarks": [entry], "samples": 1, "greedy": False})
+    mine = config.model_copy(update={"evaluate": evaluation})
+    with Context(mine) as context, caplog.at_level("WARNING"):
+        manifest = evaluate.run(mine, evaluate.Inputs(toy["policy"], 0, "some"), out, context)
+    assert manifest.rows == 2
+    counts = {"rows": 4, "kept": 2, "quarantined": {"no_gold": 1, "unreadable": 1}}
+    assert manifest.facts["benchmark"] == counts
+    assert "benchmark some: 2 of 4 rows left out: 1 no_gold, 1 unreadable" in caplog.text
+    tables = out / "tables"
+    assert pl.read_parquet(tables / "quarantine.parquet")["row"].to_list() == [1, 2]
+    report = json.loads((tables / "report.json").read_text())
+    assert {k: report[k] for k in counts} == counts
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(

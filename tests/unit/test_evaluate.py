@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tseeds import config as configuration
-from tseeds import evaluate
+from tseeds import evaluate, sources
 from tseeds.artifacts import schema
 from tseeds.errors import UserError
 
@@ -175,11 +175,14 @@ def test_the_benchmark_s_bytes_decide_not_its_place(tmp_path: Path) -> None:
     one, two = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     one.write_text("same\n")
     two.write_text("same\n")
-    assert evaluate.source_digest(str(one)) == evaluate.source_digest(str(two))
+    assert sources.digest(str(one)) == sources.digest(str(two))
     two.write_text("other\n")
-    assert evaluate.source_digest(str(one)) != evaluate.source_digest(str(two))
-    with pytest.raises(UserError, match="no such benchmark file"):
-        evaluate.source_digest(str(tmp_path / "none.jsonl"))
+    assert sources.digest(str(one)) != sources.digest(str(two))
+    assert sources.digest([str(one), str(two)]) != sources.digest([str(two), str(one)])
+    config = _pipeline(tmp_path)
+    (tmp_path / "bench.jsonl").unlink()
+    with pytest.raises(UserError, match=r"evaluate.benchmarks b: .*bench.jsonl: no such file"):
+        evaluate.identity(config, evaluate.Inputs(tmp_path, 0, "b"))
 
 
 def test_importing_the_stage_brings_no_torch_and_no_vllm() -> None:
