@@ -360,4 +360,6 @@ def _evaluation(
     rows = pa.table(columns, schema=schema.EVALUATION)
     with writing(run.evaluation(step, "held-out"), Identity("evaluate", 1, {}, {})) as writer:
         writer.part(0, rows)
-        evaluate._write_tables(writer, problems, schema.EVALUATION, 0)
+        report = {"rows": problems.num_rows, "kept": problems.num_rows, "quarantined": {}}
+        evaluate._Benchmark(problems, schema.QUARANTINE.empty_table(), report).write(writer)
+        evaluate._write_metrics(writer, schema.EVALUATION, 0)
