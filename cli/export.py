@@ -18,9 +18,15 @@ def export(
     layout: Annotated[str, typer.Option("--layout", help="trl or verl.")] = "trl",
     iteration: Annotated[int | None, typer.Option(help="Iteration of the run; default: the newest.")] = None,
     policy: Annotated[bool, typer.Option("--policy", help="Export the policy, not its trajectories.")] = False,
+    base: Annotated[
+        Path | None, typer.Option(help="With --policy and a LoRA adapter: the policy that it is merged into.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export rollouts to a TRL- or verl-style file, or a policy that transformers and vllm serve load as it is."""
+    """Export rollouts to a TRL- or verl-style file, or a policy that transformers and vllm serve load as it is.
+
+    The policy of a LoRA run is the merged model; an adapter directory is merged into its base.
+    """
     import json
 
     from tseeds import exchange
@@ -34,7 +40,7 @@ def export(
     number = last if iteration is None else iteration
     if policy:
         source = run.policy(number) if run is not None else path
-        digest = exchange.export_policy(source, out)
+        digest = exchange.export_policy(source, out, base=base)
         typer.echo(json.dumps({"path": str(out), "digest": digest}) if as_json else f"{out}  {digest}")
         return
     if out.suffix not in (".jsonl", ".parquet"):

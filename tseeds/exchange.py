@@ -228,23 +228,43 @@ def _commit(out: Path, identity: Identity, records: list[dict[str, Any]], column
     return writer.manifest
 
 
-def export_policy(policy: Path, out: Path) -> str:
+def export_policy(policy: Path, out: Path, *, base: Path | None = None) -> str:
     """Copy a policy as a model directory that transformers and ``vllm serve`` load as it is; returns its digest.
 
-    Only what makes a policy is copied (config, safetensors, tokenizer), never trainer state.
+    Only what makes a policy is copied (config, safetensors, tokenizer), never trainer state. A LoRA adapter is merged into
+    ``base``; by default that is the policy that its adapter_config.json names, or step 0 of the run that it lies in.
 
     Raises:
-        UserError: not a policy, or ``out`` exists.
+        UserError: not a policy, an adapter whose base is not there, or ``out`` exists.
     """
     if out.exists():
         raise UserError(f"{out}: exists already; name a new directory")
     files = policy_files(policy)
+    adapter = not (policy / "config.json").is_file()
+    base = (base or _base_of(policy)) if adapter else None
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
+    if base is not None:
+        from tseeds.training.weights import merge_adapter
+
+        merge_adapter(base, policy, aside)
+        (aside / PROBE_FILE).unlink()
+        files = []
     for file in files:
         shutil.copyfile(file, aside / file.name)
     assert not (aside / PROBE_FILE).exists()
     digest = policy_digest(aside)
     aside.rename(out)
     return digest
+
+
+def _base_of(adapter: Path) -> Path:
+    """The policy that a LoRA adapter changes."""
+    named = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    places = [adapter / named] if isinstance(named, str) else []
+    places += [folder / "snapshots" / "step-000000" for folder in adapter.resolve().parents[:5]]
+    for place in places:
+        if (place / "config.json").is_file():
+            return place
+    raise UserError(f"{adapter}: a LoRA adapter, and the policy it changes is not known here; name it with --base")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from training_toys import make_policy, make_rows
 from tseeds.artifacts import schema
 from tseeds.config import LoraConfig, UpdateConfig
 from tseeds.errors import StageFailed, UserError
+from tseeds.exchange import export_policy
 from tseeds.training import distributed
 from tseeds.training.compare import compare_modes
 from tseeds.training.logprobs import load_policy
@@ -168,3 +170,29 @@ def test_rows_from_tables_join_on_row_id():
         Rows.from_tables(rollout, pa.concat_tables([score, score]))
     with pytest.raises(UserError, match="rollouts: a row_id appears twice"):
         Rows.from_tables([rollout, rollout], score)
+
+
+def test_exported_adapters_are_merged_models(tmp_path):
+    """From a run, and from the adapter alone: plain model directories of the same weights, nothing of peft in them."""
+    from transformers import AutoModelForCausalLM
+
+    run = tmp_path / "run"
+    base = make_policy(run / "snapshots/step-000000", tie_word_embeddings=True)
+    update = run / "iterations/000001/update"
+    trainer = Trainer(UpdateConfig(learning_rate=1e-2, lora=LoraConfig(rank=4)), base, dtype="float32", run_seed=0)
+    trainer.step(make_rows(), iteration=1)
+    trainer.save(update / "policy", update / "state")
+    moved = tmp_path / "moved"
+    shutil.copytree(update / "state/adapter", moved)
+    with pytest.raises(UserError, match="name it with --base"):
+        export_policy(moved, tmp_path / "refused")
+    export_policy(update / "policy", tmp_path / "whole")
+    export_policy(update / "state/adapter", tmp_path / "found")
+    export_policy(moved, tmp_path / "named", base=base)
+    for name in ("whole", "found", "named"):
+        out = tmp_path / name
+        assert not [f.name for f in out.iterdir() if "adapter" in f.name or f.name == "probe.json"]
+        assert largest_difference(update / "policy/model.safetensors", out / "model.safetensors") == 0
+    ids = torch.arange(12)[None]
+    found, before = (AutoModelForCausalLM.from_pretrained(p)(ids).logits.detach() for p in (tmp_path / "found", base))
+    assert float((found - before).abs().max()) > 1e-3
