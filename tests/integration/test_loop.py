@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import polars as pl
@@ -192,3 +194,61 @@ def test_killed_in_the_middle_of_the_rollout_only_missing_parts_are_made(toy: Pa
     made = again / "iterations/000002/rollout"
     assert {p.name: p.stat().st_mtime_ns for p in made.glob("part-*.parquet") if p.name in kept} == kept
     assert data(again) == data(run)
+
+
+def test_mixed_evaluation_of_a_run(run: Path) -> None:
+    sets = ["--set", "engine.backend=transformers", "--set", "evaluate.samples=2"]
+    done = tseeds("evaluate", run, "--mixed", "--lengths", "2,5", "--snapshots", "0,2", *sets, "--json")
+    record = json.loads(done.stdout)
+    assert record["path"] == str(run / "mixed/000003/countdown")
+    cells = {(c["snapshot_step"], c["seed_length"]) for c in record["cells"]}
+    assert cells == {(None, 0), *((s, n) for s in (0, 2, None) for n in (-1, 2, 5))}
+    rows = pl.read_parquet(f"{record['path']}/*.parquet")
+    assert rows.height == 16 * 2 * (1 + 2 * 3)
+    assert (rows["off_stop"] <= rows["seed_length"].replace(-1, 24)).all()
+    refused = tseeds("evaluate", run, "--mixed", "--snapshots", "7", code=2)
+    assert "--snapshots 7: not there; the run has 0, 1, 2" in refused.stderr
+
+
+def test_pages_of_a_run(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    record = json.loads(tseeds("report", f"seeds={run}", "-o", page, "--json").stdout)
+    assert record == {"files": [str(page)], "groups": {"seeds": [str(run)]}}
+    assert "clipped mass" in page.read_text().lower()
+    place = Path(tseeds("view", run / "iterations/000002/rollout", "-o", tmp_path / "view.html").stdout.strip())
+    row = pl.read_parquet(run / "iterations/000002/rollout/*.parquet")["row_id"][0]
+    assert row in place.read_text()
+    assert "no such" in tseeds("view", run / "nothing", "-o", tmp_path / "no.html", code=2).stderr
+
+
+def test_view_serves_on_this_machine_until_it_is_stopped(run: Path) -> None:
+    command = [sys.executable, "-m", "tseeds_cli.main", "view", str(run), "--port", "0", "--no-open"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:")
+        assert b"<html" in urllib.request.urlopen(url, timeout=20).read()
+    finally:
+        server.send_signal(signal.SIGINT)
+        _, said = server.communicate(timeout=20)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("layout", ["trl", "verl"])
+def test_exported_trajectories_come_back_as_they_were(run: Path, tmp_path: Path, layout: str) -> None:
+    file, back = tmp_path / f"{layout}.jsonl", tmp_path / "back"
+    tseeds("export", run, "-o", file, "--layout", layout, "--iteration", 2)
+    record = json.loads(tseeds("import", file, "-o", back, "--json").stdout)
+    assert record["rows"] == 32
+    for stage in ("rollout", "score"):
+        mine, theirs = (pl.read_parquet(folder / stage / "*.parquet") for folder in (back, run / "iterations/000002"))
+        assert mine.drop("wall_ms", strict=False).equals(theirs.drop("wall_ms", strict=False))
+    assert "no column prompt_ids" in tseeds("import", _text_only(tmp_path), "-o", tmp_path / "no", code=2).stderr
+
+
+def _text_only(folder: Path) -> Path:
+    """A file of another trainer that kept no token ids."""
+    file = folder / "text.jsonl"
+    file.write_text('{"prompt": "1 + 1", "completion": "2", "reward": 1.0}\n')
+    return file
