@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tseeds.artifacts.disk import read_object
-from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest
+from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest, model_directory
 from tseeds.config import Pipeline
 from tseeds.errors import Interrupted
 
@@ -64,7 +64,7 @@ class Context:
 
     def use(self, config: Pipeline) -> None:
         """Work under ``config`` from now on (values may change between iterations); what needs other values is closed."""
-        if config.score != self.config.score:
+        if (config.score, config.engine.ray_address) != (self.config.score, self.config.engine.ray_address):
             for grader in self._graders.values():
                 grader.close()
             self._graders.clear()
@@ -116,7 +116,12 @@ class Context:
         for task in dict.fromkeys(item[0] for item in items):
             if task not in self._graders:
                 options = GradingOptions(task=task, **self.config.score.model_dump())
-                self._graders[task] = self._stack.enter_context(Grader(options))
+                pool = None
+                if self.config.engine.ray_address is not None:
+                    from tseeds.grading.remote import RayPool
+
+                    pool = RayPool(options, self.config.engine.ray_address)
+                self._graders[task] = self._stack.enter_context(Grader(options, pool))
             numbers = [k for k, item in enumerate(items) if item[0] == task]
             pairs = [answer(*items[k]) for k in numbers]
             for k, grade in zip(numbers, self._graders[task].grade(pairs), strict=True):
@@ -125,7 +130,8 @@ class Context:
 
     def tokenizer(self, policy: Path) -> Any:
         """The policy's tokenizer, loaded once for all policies that share its files (every iteration makes a new one)."""
-        files = [Path(policy) / name for name in (*TOKENIZER_FILES, "config.json")]
+        policy = model_directory(policy)
+        files = [policy / name for name in (*TOKENIZER_FILES, "config.json")]
         mark = tuple((f.name, file_digest(f)) for f in files if f.is_file())
         if mark not in self._tokenizers:
             self._tokenizers[mark] = load_tokenizer(policy, self.config.policy.trust_remote_code)
@@ -163,8 +169,9 @@ def load_tokenizer(policy: Path, trust_remote_code: bool = False) -> Any:
 def eos_ids(policy: Path, tokenizer: Any = None) -> frozenset[int]:
     """All end-of-sequence ids of a policy: generation_config.json, config.json, tokenizer."""
     found: set[int] = set()
+    policy = model_directory(policy)
     for name in ("generation_config.json", "config.json"):
-        file = Path(policy) / name
+        file = policy / name
         if file.is_file():
             value = read_object(file, "copy the model again").get("eos_token_id")
             found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}

@@ -22,7 +22,7 @@ from tseeds.artifacts.rundir import recorded_digest
 from tseeds.artifacts.store import Identity, Manifest, read_table, recorded, require, verified, writing
 from tseeds.config import Pipeline
 from tseeds.context import Context, eos_ids
-from tseeds.engines.base import Completion, Request
+from tseeds.engines import Completion, Request, sample_each
 from tseeds.errors import UserError
 from tseeds.schedule import draw_snapshots, groups, rng_seed, seeded_samples, uniform
 
@@ -185,29 +185,28 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 parts.finish(k)
         else:
             prompts = problems["prompt_ids"].to_pylist()
+            work, owners = [], []
             for step in sorted({plans[k].snapshot_step for k in todo}):
-                mine = [k for k in todo if plans[k].snapshot_step == step]
-                snapshot = inputs.snapshots[step]
-                digest = context.engine().load(snapshot)
-                if digest != ident.inputs[f"snapshot {step}"]:
-                    raise UserError(f"{snapshot}: damaged, it differs from its recorded digest; restore it")
-                for k in mine:
-                    plans[k].snapshot = digest
-                requests, owner = [], []
-                for k in mine:
-                    for c in range(config.seed.candidates):
-                        part = k // config.engine.part_rows
-                        requests.append(cutter.request(prompts[plans[k].problem], plans[k], c, part))
-                        owner.append(k)
-                chains: dict[int, dict[int, Completion]] = {k: {} for k in mine}
-                for r, done in context.engine().sample(requests):
-                    k = owner[r]
-                    chains[k][r % config.seed.candidates] = done
-                    sampled[k] = sampled.get(k, 0) + len(done.ids)
-                    if len(chains[k]) == config.seed.candidates:
-                        plans[k].chains = [chains[k][c] for c in range(config.seed.candidates)]
-                        context.progress.advance(1, sum(len(c.ids) for c in plans[k].chains))
-                        parts.finish(k)
+                owner = [(k, c) for k in todo if plans[k].snapshot_step == step for c in range(config.seed.candidates)]
+                requests = [
+                    cutter.request(prompts[plans[k].problem], plans[k], c, k // config.engine.part_rows)
+                    for k, c in owner
+                ]
+                work.append((inputs.snapshots[step], requests))
+                owners.append(owner)
+            chains: dict[int, dict[int, Completion]] = {k: {} for k in todo}
+            for position, r, digest, done in sample_each(context.engine(), work):
+                k, c = owners[position][r]
+                plan = plans[k]
+                if digest != ident.inputs[f"snapshot {plan.snapshot_step}"]:
+                    raise UserError(f"{work[position][0]}: damaged, it differs from its recorded digest; restore it")
+                chains[k][c] = done
+                sampled[k] = sampled.get(k, 0) + len(done.ids)
+                if len(chains[k]) == config.seed.candidates:
+                    plan.snapshot = digest
+                    plan.chains = [chains[k][c] for c in range(config.seed.candidates)]
+                    context.progress.advance(1, sum(len(c.ids) for c in plan.chains))
+                    parts.finish(k)
         context.progress.end()
         writer.facts["snapshots"] = drawn(config, inputs) if config.seed.source == "live" else []
     assert writer.manifest is not None

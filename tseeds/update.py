@@ -118,6 +118,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 out_state=state,
                 iteration=inputs.iteration,
                 reference=inputs.reference,
+                ray_address=config.engine.ray_address,
                 **options,
             )
         else:

@@ -132,12 +132,12 @@ def test_chunks_cover_every_row_once() -> None:
 
 def test_batches_hold_every_row_once_within_their_room() -> None:
     made = [Request(ids=[1] * (1 + i % 17), max_tokens=1 + i % 5, seed=i) for i in range(300)]
-    batches = list(transformers._batches(made, 400, 64))
+    batches = list(transformers.batches(made, 400, 64))
     assert sorted(i for batch in batches for i in batch) == list(range(300))
     for batch in batches:
         assert max(len(made[i].ids) + made[i].max_tokens for i in batch) * len(batch) <= 400
     with pytest.raises(UserError, match=r"raise engine\.kv_cache_gb"):
-        list(transformers._batches(made, 20, 64))
+        list(transformers.batches(made, 20, 64))
 
 
 def test_a_step_that_never_returns_is_interrupted() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from tseeds.artifacts.disk import read_object
 from tseeds.errors import UserError
 
 PROBE_FILE = "probe.json"
@@ -52,6 +53,21 @@ def policy_files(policy: Path) -> list[Path]:
         raise UserError(f"{policy}: {why}; save the model with save_pretrained(safe_serialization=True)")
     named = [policy / n for n in (*_OTHER, *TOKENIZER_FILES) if (policy / n).is_file()]
     return sorted({*named, *weights}, key=lambda p: p.name)
+
+
+def model_directory(policy: Path) -> Path:
+    """Where configuration and tokenizer of a policy lie: in it, or in the base that a LoRA adapter (peft's format) names.
+
+    Raises:
+        UserError: adapter_config.json is not readable or names no model directory.
+    """
+    file = Path(policy) / "adapter_config.json"
+    if (Path(policy) / "config.json").is_file() or not file.is_file():
+        return Path(policy)
+    base = Path(policy) / str(read_object(file, "copy the adapter again").get("base_model_name_or_path"))
+    if not (base / "config.json").is_file():
+        raise UserError(f"{file}: base_model_name_or_path {base} is no model directory; write its path there")
+    return base
 
 
 def file_digest(path: Path) -> str:

@@ -30,7 +30,7 @@ def open_engine(
         served = find(run, config, dtype=dtype, max_model_len=max_model_len)
         if served is not None:
             return served
-    if config.workers > 1:
+    if config.workers > 1 or config.ray_address is not None:
         from tseeds.engines.pool import PoolEngine
 
         return PoolEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
@@ -48,9 +48,14 @@ def sample_each(
 ) -> Iterator[tuple[int, int, str, Completion]]:
     """Sample from several policies: yields (position in ``work``, index of the request, digest, completion).
 
-    LoRA adapters in an engine that serves several at once share its batches; whole policies are swapped one by one.
+    LoRA adapters of one base share the batches of an engine that serves several at once; whole policies are swapped one by one.
     """
-    if not getattr(engine, "shares_batches", False):
+    from tseeds.engines import policies
+
+    if work:
+        engine.load(work[0][0])  # a vLLM engine starts here, and knows then whether it serves adapters
+    bases = {(described.base or described).digest for policy, _ in work for described in [policies.describe(policy)]}
+    if len(bases) != 1 or not getattr(engine, "shares_batches", False):
         for position, (policy, requests) in enumerate(work):
             digest = engine.load(policy)
             for index, done in engine.sample(requests):

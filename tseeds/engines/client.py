@@ -61,6 +61,8 @@ class ServedEngine:
     def __init__(self, run: Path, config: EngineConfig, *, dtype: str, max_model_len: int, record: Record) -> None:
         self.config, self.dtype, self.max_model_len = config, dtype, max_model_len
         self.run, self.record = run, record
+        self.merges = False
+        """Whether an adapter was merged: the servers start without adapters."""
         self.swaps: list[float] = []
         """Seconds of each swap, check included: a measurement."""
         self._lock: Any = None
@@ -113,8 +115,9 @@ class ServedEngine:
         if all(answer["digest"] == wanted.digest for answer in self._rpc("tseeds_held")):
             self._held = wanted
             return wanted.digest
-        from tseeds.engines.vllm import merged
+        from tseeds.engines.vllm import merged, say_merged
 
+        say_merged(wanted, self)
         expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype)
         begin = time.perf_counter()
         self._held = None

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tseeds.artifacts.policy import policy_digest, policy_files
+from tseeds.artifacts.policy import model_directory, policy_digest, policy_files
 from tseeds.errors import UserError
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -105,9 +105,7 @@ def _describe_adapter(path: Path) -> Policy:
     """A directory in peft's format; its base is read where adapter_config.json names it, relative to the directory or not."""
     file = path / "adapter_config.json"
     config = read_json(file)
-    base = path / str(config.get("base_model_name_or_path"))
-    if not (base / "config.json").is_file():
-        raise UserError(f"{file}: base_model_name_or_path {base} is no model directory; write its path there")
+    base = model_directory(path)
     if config.get("peft_type", "LORA") != "LORA" or not isinstance(config.get("r"), int):
         raise UserError(f"{file}: not a LoRA adapter")
     full = describe(base)

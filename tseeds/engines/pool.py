@@ -1,6 +1,7 @@
 """Several engines as Ray actors: chunks go to whoever is free, a lost actor's chunk runs again elsewhere.
 
-What a row gets depends on its own seed alone, so the pool's results are those of one engine (bit for bit on CPU).
+What a row gets depends on its own seed alone (with transformers, to the last bit, on its batch, and chunks are the batches of one
+engine), so the pool's results are those of one engine, bit for bit on CPU.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from tseeds import cluster
 from tseeds.config import EngineConfig
-from tseeds.engines import policies, requests, threads
+from tseeds.engines import policies, requests, threads, transformers
 from tseeds.engines.base import Completion, Engine, Request
-from tseeds.errors import StageFailed, UserError
+from tseeds.engines.transformers import TransformersEngine
+from tseeds.errors import StageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ class PoolEngine:
         self.max_model_len = max_model_len
         self._options = {"dtype": dtype, "max_model_len": max_model_len, "trust_remote_code": trust_remote_code}
         self._actors: list[Any] = []
-        self._own_ray = False
+        self._ray: Any = None
         self._held: policies.Policy | None = None
 
     def load(self, policy: Path) -> str:
@@ -64,8 +67,8 @@ class PoolEngine:
     def _run(self, requests_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         import ray
 
-        waiting = deque(chunks(len(requests_), len(self._actors)))
-        running: dict[Any, tuple[Any, range]] = {}
+        waiting = deque(self._chunks(requests_))
+        running: dict[Any, tuple[Any, Sequence[int]]] = {}
         try:
             while waiting or running:
                 for _ in range(CHUNKS_AT_ONCE):
@@ -84,11 +87,17 @@ class PoolEngine:
                         self._drop(actor, error)
                         continue
                     except ray.exceptions.RayTaskError as error:
-                        raise _cause(error) from None
+                        raise cluster.cause(error, "an engine worker") from None
                     yield from zip(chunk, completions, strict=True)
         finally:
             for future in running:
                 ray.cancel(future, force=False)
+
+    def _chunks(self, requests_: Sequence[Request]) -> Sequence[Sequence[int]]:
+        """Row numbers by chunk. With transformers a row's neighbours change its last bits: a chunk is a batch of one engine."""
+        if self.config.backend == "transformers":
+            return list(transformers.batches(requests_, min(self._everywhere("room")), self.max_model_len))
+        return chunks(len(requests_), len(self._actors))
 
     def _drop(self, actor: Any, error: Exception) -> None:
         """Forget a dead actor.
@@ -98,11 +107,11 @@ class PoolEngine:
         """
         if actor in self._actors:
             self._actors.remove(actor)
-            logger.warning("an engine worker was lost (%s); %d left", _reason(error), len(self._actors))
+            logger.warning("an engine worker was lost (%s); %d left", cluster.reason(error), len(self._actors))
         if not self._actors:
             self._held = None
             raise StageFailed(
-                f"all {self.config.workers} engine workers were lost (the last: {_reason(error)}); everything committed so "
+                f"all {self.config.workers} engine workers were lost (the last: {cluster.reason(error)}); everything committed so "
                 "far is kept, run the same command again (fewer engine.workers if memory ran out)"
             )
 
@@ -118,7 +127,7 @@ class PoolEngine:
             except ray.exceptions.RayActorError as error:
                 self._drop(actor, error)
             except ray.exceptions.RayTaskError as error:
-                raise _cause(error) from None
+                raise cluster.cause(error, "an engine worker") from None
         return results
 
     def _start(self, policy: policies.Policy) -> None:
@@ -126,33 +135,22 @@ class PoolEngine:
         missing = self.config.workers - len(self._actors)
         if missing == 0:
             return
-        ray = _ray()
         number = threads.choose(policy.parameters, self.config.threads)
         if self.config.threads == 0:
             number = max(1, min(number, threads.cores() // self.config.workers))
-        if not ray.is_initialized():
-            self._own_ray = True
-            self._init(ray, number)
+        ray = self._ray or cluster.connect(self.config.ray_address, max(threads.cores(), self.config.workers * number))
+        self._ray = ray
         gpus = self.config.tensor_parallel if ray.cluster_resources().get("GPU") else 0
-        config = self.config.model_copy(update={"workers": 1, "threads": number})
+        config = self.config.model_copy(update={"workers": 1, "threads": number, "ray_address": None})
         worker = ray.remote(num_cpus=number, num_gpus=gpus, max_restarts=0, max_concurrency=CHUNKS_AT_ONCE + 1)(Worker)
         self._actors += [worker.remote(config.model_dump(), self._options) for _ in range(missing)]
-        logger.info("%d engine workers on ray, %d threads each", len(self._actors), number)
-
-    def _init(self, ray: Any, number: int) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        _hush(ray)
-        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
         try:
-            if self.config.ray_address is not None:
-                ray.init(address=self.config.ray_address, **options)
-            else:
-                cpus = max(threads.cores(), self.config.workers * number)
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"engine.ray_address {self.config.ray_address}" if self.config.ray_address else "a local ray"
-            raise StageFailed(f"{where}: cannot be reached or started: {_reason(error)}") from None
+            mend = f"lower engine.workers or engine.threads (each wants {number} CPUs and {gpus} GPUs), or add nodes"
+            cluster.started(ray, self._actors, self.config.stall_seconds, "engine workers", mend)
+        except StageFailed:
+            self.close()
+            raise
+        logger.info("%d engine workers on ray, %d threads each", len(self._actors), number)
 
     def sleep(self) -> None:
         """Free device memory of all actors until the next load or sample."""
@@ -160,17 +158,13 @@ class PoolEngine:
             self._everywhere("sleep")
 
     def close(self) -> None:
-        """Stop the actors, and Ray where this engine started it. Idempotent."""
-        if not self._actors and not self._own_ray:
+        """Stop the actors, and Ray where this engine was its last user. Idempotent."""
+        if self._ray is None:
             return
-        import ray
-
         for actor in self._actors:
-            ray.kill(actor)
-        self._actors, self._held = [], None
-        if self._own_ray:
-            ray.shutdown()
-            self._own_ray = False
+            self._ray.kill(actor)
+        self._actors, self._held, self._ray = [], None, None
+        cluster.release()
 
 
 class Worker:
@@ -195,6 +189,10 @@ class Worker:
                 found = dict(self._engine.sample(requests_))
         return [found[i] for i in range(len(requests_))]
 
+    def room(self) -> int:
+        """See TransformersEngine.room."""
+        return cast(TransformersEngine, self._engine).room()
+
     def sleep(self) -> None:
         """See Engine.sleep."""
         self._engine.sleep()
@@ -212,39 +210,3 @@ def chunks(rows: int, workers: int) -> list[range]:
     """
     size = max(16, min(128, -(-rows // (8 * max(1, workers)))))
     return [range(i, min(i + size, rows)) for i in range(0, rows, size)]
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise UserError("engine.workers above 1 needs ray: install tseeds[ray], or set engine.workers = 1") from None
-    return ray
-
-
-def _hush(ray: Any) -> None:
-    """Ray's notices go to the log; its raylet would otherwise print them on stdout, where --json results belong."""
-    noisy = logging.getLogger("ray")
-    noisy.addHandler(logging.NullHandler())
-    noisy.setLevel(logging.ERROR)
-
-    def to_log(data: dict[str, Any], ignore_prefix: bool) -> None:
-        for line in data["lines"]:
-            logger.info("%s: %s", data["pid"], line)
-
-    module: Any = getattr(getattr(ray, "_private", None), "worker", None)
-    if hasattr(module, "print_to_stdstream"):
-        module.print_to_stdstream = to_log
-
-
-def _cause(error: Any) -> Exception:
-    """The exception that a worker raised, as it was."""
-    cause = error.cause
-    if isinstance(cause, UserError):
-        return type(cause)(*cause.args)
-    return StageFailed(f"an engine worker failed: {_reason(cause)}")
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

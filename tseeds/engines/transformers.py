@@ -83,13 +83,14 @@ class TransformersEngine:
 
     def _run(self, requests_: Sequence[Request], policy: policies.Policy) -> Iterator[tuple[int, Completion]]:
         self._model.to(_device())
-        for rows in _batches(requests_, self._room(policy), self.max_model_len):
+        for rows in batches(requests_, self.room(), self.max_model_len):
             yield from self._batch(rows, requests_, policy)
 
-    def _room(self, policy: policies.Policy) -> int:
-        """Tokens that the KV cache of one batch may hold."""
+    def room(self) -> int:
+        """Tokens that the KV cache of one batch may hold; a policy must be held."""
         import torch
 
+        assert self._held is not None
         config = self._model.config.get_text_config()
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -98,7 +99,7 @@ class TransformersEngine:
             room = self.config.kv_cache_gb * 2**30
         else:
             free = torch.cuda.get_device_properties(0).total_memory * self.config.gpu_memory_utilization
-            room = (free - policy.parameters * width) / 2  # the other half: activations and logits
+            room = (free - self._held.parameters * width) / 2  # the other half: activations and logits
         return int(room / (2 * config.num_hidden_layers * heads * head * width))
 
     def _batch(
@@ -218,7 +219,7 @@ def _uniforms(seed: int, number: int, width: int) -> Any:
     return row
 
 
-def _batches(requests_: Sequence[Request], room: int, max_model_len: int) -> Iterator[list[int]]:
+def batches(requests_: Sequence[Request], room: int, max_model_len: int) -> Iterator[list[int]]:
     """Indices in batches of one part and of similar length, longest first, at most MAX_ROWS rows and ``room`` tokens each."""
     size = [min(len(r.ids) + r.max_tokens, max_model_len) for r in requests_]
     order = sorted(range(len(requests_)), key=lambda i: (requests_[i].part, -len(requests_[i].ids), i))

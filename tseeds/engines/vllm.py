@@ -57,6 +57,8 @@ class VllmEngine:
         self._owners: dict[str, deque[Any]] = {}
         self._adapters: dict[str, Any] = {}
         self._watch = watch.Watch(config.stall_seconds)
+        self.merges = False
+        """Whether an adapter was merged because the engine serves none."""
         self.swaps: list[float] = []
         """Seconds of each swap, check included: a measurement."""
 
@@ -108,13 +110,20 @@ class VllmEngine:
         self._threads = threads.choose(policy.parameters, self.config.threads)
         threads.prepare(self._threads)
         begin = time.perf_counter()
-        with quiet():
-            try:
-                self._llm = _open(
-                    policy.path, self.config, self.dtype, self.max_model_len, self.trust_remote_code, rank
-                )
-            except Exception as error:
-                raise _start_error(error, policy, self.config, self.max_model_len) from error
+        lacking = None
+        while self._llm is None:
+            with quiet():
+                try:
+                    self._llm = _open(
+                        policy.path, self.config, self.dtype, self.max_model_len, self.trust_remote_code, rank
+                    )
+                except Exception as error:
+                    if rank == 0:
+                        raise _start_error(error, policy, self.config, self.max_model_len) from error
+                    lacking, rank = probe.first_line(error), 0
+                    _clean_up()
+        if lacking is not None:
+            logger.warning("%s: this vLLM serves no LoRA adapters here (%s)", policy.path, lacking)
         self._exact = all(self._llm.collective_rpc("tseeds_hook_sampler"))
         self._started, self._lora, self._weights = policy, rank, policy.digest
         self._watch.follow(self._llm.llm_engine.engine_core)
@@ -129,6 +138,7 @@ class VllmEngine:
     def _swap(self, policy: policies.Policy) -> None:
         """Load other weights into the running engine; until the check is done it holds nothing."""
         self._forget()
+        say_merged(policy, self)
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
         try:
@@ -261,9 +271,14 @@ class VllmEngine:
         self._watch.close()
         with quiet():
             llm.llm_engine.engine_core.shutdown()
-            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+            _clean_up()
 
-            cleanup_dist_env_and_memory()
+
+def _clean_up() -> None:
+    """Undo what a start left in the process, so that another can follow."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
 
 
 def arguments(
@@ -316,13 +331,22 @@ def environment() -> None:
     os.environ.setdefault("GLOO_LOG_LEVEL", "ERROR")
 
 
+def say_merged(policy: policies.Policy, engine: Any) -> None:
+    """Tell once per engine that its adapters are swapped."""
+    if policy.base is not None and not engine.merges:
+        engine.merges = True
+        logger.warning(
+            "%s: the engine was started without LoRA adapters, so each adapter is merged into its base and swapped",
+            policy.path,
+        )
+
+
 @contextmanager
 def merged(policy: policies.Policy, *, trust_remote_code: bool) -> Iterator[Path]:
     """The policy as a full model directory: itself, or an adapter merged into a copy of its base."""
     if policy.base is None:
         yield policy.path
         return
-    logger.warning("%s: this engine was started without adapters, so the adapter is merged for the swap", policy.path)
     with tempfile.TemporaryDirectory(prefix="tseeds-merged-") as place:
         dtype = str(policy.base.config.get("dtype") or policy.base.config.get("torch_dtype") or "float32")
         model = probe.open_model(policy.path, dtype, trust_remote_code=trust_remote_code)

@@ -7,13 +7,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tseeds.errors import UserError
 from tseeds.grading import tasks
 from tseeds.grading.options import GradingOptions
 from tseeds.grading.pool import Died, Job, Pool, TimedOut
 from tseeds.grading.verdict import Grade, Verdict
+
+if TYPE_CHECKING:
+    from tseeds.grading.remote import RayPool
 
 CACHE_ROWS = 50_000
 CACHE_TEXT = 4_000
@@ -30,11 +33,12 @@ class Grader:
     ['correct', 'no_answer']
     """
 
-    def __init__(self, options: GradingOptions | None = None) -> None:
+    def __init__(self, options: GradingOptions | None = None, pool: Pool | RayPool | None = None) -> None:
+        """pool: where to grade (closed with the grader); worker processes of this one by default."""
         self.options = options or GradingOptions()
         if tasks.kind(self.options.task) == "python":
             _check_verifier(self.options.task)
-        self._pool = Pool(self.options)
+        self._pool = pool or Pool(self.options)
         self._lock = threading.Lock()
         self._known: OrderedDict[Key, Grade] = OrderedDict()
 

@@ -1,7 +1,8 @@
-"""The update in several processes: the same ``Trainer`` under torchrun, its weights in FSDP2 shards.
+"""The update in several processes: the same ``Trainer`` in each, its weights in FSDP2 shards.
 
-``update`` is what the stage calls; it hands files to ``python -m torch.distributed.run … -m tseeds.training.distributed`` and
-reads files back. On GPUs the ranks talk through NCCL, on CPU through gloo.
+``update`` is what the stage calls. On one machine it hands files to ``python -m torch.distributed.run … -m
+tseeds.training.distributed`` and reads files back; on a Ray cluster (``engine.ray_address``) each process is an actor. On GPUs
+the ranks talk through NCCL, on CPU through gloo.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tseeds import cluster
 from tseeds.config import UpdateConfig
 from tseeds.errors import StageFailed, UserError
 from tseeds.training.results import StepResult
@@ -27,6 +31,8 @@ from tseeds.training.rows import Rows
 log = logging.getLogger(__name__)
 
 _TABLES = ("rows", "steps", "tokens")
+START_SECONDS = 120.0
+SETTLE_SECONDS = 5.0
 
 
 def update(
@@ -45,26 +51,30 @@ def update(
     reference: Path | None = None,
     trust_remote_code: bool = False,
     timeout: float | None = None,
+    ray_address: str | None = None,
 ) -> StepResult:
     """One ``Trainer.step`` and ``Trainer.save`` in ``config.processes`` processes; arguments as there.
 
-    timeout: seconds until the processes are killed; None waits for ever.
+    timeout: seconds until the processes are killed; None waits for ever. ray_address: start them as actors on that Ray
+    cluster, where policy and output lie at the same paths on all nodes; None starts them on this machine by torchrun.
 
     Raises:
         UserError: what the trainer refuses. StageFailed: a process died or hung; its last lines are in the message.
     """
+    spec = {
+        "config": config.model_dump(mode="json"),
+        "trainer": {
+            "policy": str(policy), "dtype": dtype, "run_seed": run_seed, "max_response_tokens": max_response_tokens,
+            "state": state and str(state), "base": base and str(base), "trust_remote_code": trust_remote_code,
+        },
+        "iteration": iteration, "reference": reference and str(reference),
+        "out_policy": str(out_policy), "out_state": str(out_state),
+    }  # fmt: skip
+    if ray_address is not None:
+        return _on_ray(spec, _table(rows), config.processes, timeout, ray_address)
     with tempfile.TemporaryDirectory(prefix="tseeds-update-") as folder:
         work = Path(folder)
         pq.write_table(_table(rows), work / "rows_in.parquet")
-        spec = {
-            "config": config.model_dump(mode="json"),
-            "trainer": {
-                "policy": str(policy), "dtype": dtype, "run_seed": run_seed, "max_response_tokens": max_response_tokens,
-                "state": state and str(state), "base": base and str(base), "trust_remote_code": trust_remote_code,
-            },
-            "iteration": iteration, "reference": reference and str(reference),
-            "out_policy": str(out_policy), "out_state": str(out_state),
-        }  # fmt: skip
         (work / "spec.json").write_text(json.dumps(spec))
         _launch(work, config.processes, timeout)
         tables = {n: pq.read_table(f) if (f := work / f"{n}.parquet").is_file() else None for n in _TABLES}
@@ -83,15 +93,103 @@ def _launch(work: Path, processes: int, timeout: float | None) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
     except subprocess.TimeoutExpired:
-        raise StageFailed(
-            f"update: {processes} processes did not finish within {timeout:g} s and were killed"
-        ) from None
+        raise _late(processes, timeout) from None
     if (work / "mistake.txt").is_file():
         raise UserError((work / "mistake.txt").read_text())
     if done.returncode != 0:
         lines = [x for x in done.stderr.strip().splitlines() if "Error" in x] or done.stderr.strip().splitlines()
         log.debug("update: %s", done.stderr)
         raise StageFailed(f"update: a trainer process died: {lines[0] if lines else f'exit code {done.returncode}'}")
+
+
+def _late(processes: int, timeout: float | None) -> StageFailed:
+    return StageFailed(f"update: {processes} processes did not finish within {timeout:g} s and were killed")
+
+
+def _on_ray(spec: dict[str, Any], rows: pa.Table, processes: int, timeout: float | None, address: str) -> StepResult:
+    """One actor a rank; the first one's result."""
+    ray = cluster.connect(address, processes)
+    actors: list[Any] = []
+    try:
+        places = cluster.places(ray, processes)
+        rank = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)(_Rank)
+        actors = [rank.options(scheduling_strategy=cluster.on(ray, node)).remote() for node, _ in places]
+        cluster.started(ray, actors, START_SECONDS, "trainer processes", "look at the cluster with ray status")
+        host, port = ray.get(actors[0].address.remote())
+        together = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+        together["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        table = ray.put(rows)
+        calls = [
+            actor.train.remote(spec, table, together | {"RANK": str(k), "LOCAL_RANK": str(local)})
+            for k, (actor, (_, local)) in enumerate(zip(actors, places, strict=True))
+        ]
+        return _gather(ray, calls, timeout)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        cluster.release()
+
+
+def _gather(ray: Any, calls: list[Any], timeout: float | None) -> StepResult:
+    """The first rank's result, once all are done.
+
+    Raises:
+        UserError: what the trainer refused. StageFailed: a rank died, or all took too long.
+    """
+    waiting = list(calls)
+    found: dict[Any, Any] = {}
+    errors: list[Any] = []
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while waiting:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+        if not ready and not errors:
+            raise _late(len(calls), timeout)
+        for call in ready:
+            try:
+                found[call] = ray.get(call)
+            except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+                errors.append(error)
+        if errors and (deadline is None or len(errors) == 1):
+            deadline = time.monotonic() + SETTLE_SECONDS  # the rank that died may be reported after those that miss it
+        if not ready:
+            break
+    dead = [e for e in errors if isinstance(e, ray.exceptions.RayActorError)]
+    if dead:
+        raise StageFailed(
+            f"update: a trainer process on Ray died ({cluster.reason(dead[0])}); everything committed so far is kept, run the "
+            "same command again"
+        )
+    if errors:
+        raise cluster.cause(errors[0], "update: a trainer process")
+    return found[calls[0]]
+
+
+class _Rank:
+    """One rank in a Ray actor."""
+
+    def pid(self) -> int:
+        """Process id of the actor."""
+        return os.getpid()
+
+    def address(self) -> tuple[str, int]:
+        """Where the ranks meet: this node's address and a free port."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as place:
+            place.bind((host, 0))
+            return host, place.getsockname()[1]
+
+    def train(self, spec: dict[str, Any], rows: pa.Table, environment: dict[str, str]) -> StepResult | None:
+        """See _train. Ray hides all GPUs from an actor that asked for none; the engines ask for them."""
+        os.environ.update(environment)
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        import torch
+
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+        return _train(spec, rows)
 
 
 def _table(rows: Rows) -> pa.Table:
@@ -102,8 +200,8 @@ def _rows(table: pa.Table) -> Rows:
     return Rows.from_tables(table.drop_columns(["reward"]), table.select(["row_id", "reward"]))
 
 
-def _worker(work: Path) -> None:
-    """One rank: the same calls as in a single process; the first rank writes."""
+def _train(spec: dict[str, Any], rows: pa.Table) -> StepResult | None:
+    """One rank: the same calls as in a single process; the first rank has the result."""
     import torch
     import torch.distributed as dist
 
@@ -114,27 +212,31 @@ def _worker(work: Path) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        spec: dict[str, Any] = json.loads((work / "spec.json").read_text())
-        options = spec["trainer"]
+        options = dict(spec["trainer"])
         for name in ("state", "base"):
             options[name] = options[name] and Path(options[name])
         trainer = Trainer(UpdateConfig.model_validate(spec["config"]), Path(options.pop("policy")), **options)
         reference = spec["reference"] and Path(spec["reference"])
-        result = trainer.step(
-            _rows(pq.read_table(work / "rows_in.parquet")), iteration=spec["iteration"], reference=reference
-        )
+        result = trainer.step(_rows(rows), iteration=spec["iteration"], reference=reference)
         trainer.save(Path(spec["out_policy"]), Path(spec["out_state"]))
-        if dist.get_rank() == 0:
-            for name in _TABLES:
-                table = getattr(result, name)
-                if table is not None:
-                    pq.write_table(table, work / f"{name}.parquet")
-            (work / "summary.json").write_text(json.dumps(result.summary))
+        return result if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
+
+
+def _worker(work: Path) -> None:
+    """One rank under torchrun."""
+    try:
+        result = _train(json.loads((work / "spec.json").read_text()), pq.read_table(work / "rows_in.parquet"))
     except UserError as error:
         (work / "mistake.txt").write_text(str(error))
         raise SystemExit(UserError.exit_code) from None
-    finally:
-        dist.destroy_process_group()
+    if result is not None:
+        for name in _TABLES:
+            table = getattr(result, name)
+            if table is not None:
+                pq.write_table(table, work / f"{name}.parquet")
+        (work / "summary.json").write_text(json.dumps(result.summary))
 
 
 if __name__ == "__main__":
