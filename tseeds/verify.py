@@ -1,9 +1,12 @@
-"""Re-checks what is committed: files against manifests, artifacts against the run they lie in."""
+"""Re-checks what is committed: files against manifests, artifacts against their run, log-probs against the policies."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tseeds import pipeline
 from tseeds.artifacts import store
@@ -30,6 +33,106 @@ def check(path: Path) -> tuple[int, list[str]]:
             return 1, [f"{path}: no manifest; it was never committed, or its manifest is lost"]
         raise UserError(f"{path}: holds no committed artifact")
     return 1, list(_damages(path))
+
+
+@dataclass(slots=True)
+class Rescored:
+    """tokens: log-probs taken anew; mean, most: |recorded - anew| in nats; skipped: rows some of whose writers are not kept;
+    damages: one line per iteration and writer beyond the tolerance."""
+
+    tokens: int
+    mean: float
+    most: float
+    skipped: int
+    damages: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Tokens ids[start:stop] of one sequence that one policy wrote at one temperature, and what was recorded for them."""
+
+    iteration: int
+    ids: list[int]
+    start: int
+    stop: int
+    recorded: list[float | None]
+    temperature: float
+
+
+def check_logprobs(path: Path, rows: int) -> Rescored:
+    """Recompute the log-probs of the first ``rows`` trajectories of every committed rollout with the policies that wrote them.
+
+    Seed tokens are scored by their snapshot, the others by the policy of their iteration, by transformers on the CPU at the
+    recorded temperature. Policies that retention has removed are skipped and counted.
+
+    Raises:
+        UserError: ``path`` is no run, or a policy cannot be loaded.
+    """
+    from tseeds.engines.probe import TOLERANCE, open_model
+
+    run = RunDir(Path(path))
+    history = pipeline.open_history(run)
+    policy = history.config.policy
+    work: dict[Path, list[_Stretch]] = defaultdict(list)
+    skipped = 0
+    for iteration in run.iterations():
+        manifest = store.read_manifest(run.stage(iteration, "rollout"))
+        if manifest is None:
+            continue
+        for row in store.read_table(manifest).slice(0, rows).to_pylist():
+            written = list(_stretches(run, iteration, row, history.at(iteration).seed.temperature))
+            skipped += any(not writer.is_dir() for writer, _ in written)
+            for writer, stretch in written:
+                if writer.is_dir():
+                    work[writer].append(stretch)
+    gaps: list[float] = []
+    damages: list[str] = []
+    for writer, stretches in work.items():
+        model = open_model(writer, policy.dtype, trust_remote_code=policy.trust_remote_code)
+        by_iteration: dict[int, list[float]] = defaultdict(list)
+        for stretch in stretches:
+            by_iteration[stretch.iteration] += _gaps(model, stretch)
+        mean, most = TOLERANCE[policy.dtype]
+        for iteration, found in by_iteration.items():
+            if found and not (sum(found) / len(found) <= mean and max(found) <= most):
+                damages.append(
+                    f"{run.stage(iteration, 'rollout')}: recorded log-probs differ from those of {writer}, which wrote the tokens, "
+                    f"by {sum(found) / len(found):.2g} on average and {max(found):.2g} at most (allowed in {policy.dtype}: "
+                    f"{mean:g} and {most:g})"
+                )
+            gaps += found
+    return Rescored(len(gaps), sum(gaps) / max(1, len(gaps)), max(gaps, default=0.0), skipped, damages)
+
+
+def _stretches(
+    run: RunDir, iteration: int, row: dict[str, Any], seed_temperature: float
+) -> Iterator[tuple[Path, _Stretch]]:
+    """(writer, stretch) of a trajectory: what came before the seed, the seed, what came after it."""
+    offset, end = len(row["prompt_ids"]), len(row["response_ids"])
+    ids = [*row["prompt_ids"], *row["response_ids"]]
+    for start, stop, seeded in (
+        (0, row["off_start"], False),
+        (row["off_start"], row["off_stop"], True),
+        (row["off_stop"], end, False),
+    ):
+        if stop > start:
+            current = row["snapshot_step"] == row["policy_step"]  # sampler "current": no snapshot, the policy itself
+            writer = run.snapshot(row["snapshot_step"]) if seeded and not current else run.policy(row["policy_step"])
+            temperature = seed_temperature if seeded else row["temperature"]
+            recorded = row["logprobs"][start:stop]
+            yield writer, _Stretch(iteration, ids, offset + start, offset + stop, recorded, temperature)
+
+
+def _gaps(model: Any, stretch: _Stretch) -> list[float]:
+    """|recorded - anew| of every token with a recorded log-prob."""
+    import torch
+
+    tokens = torch.tensor([stretch.ids[: stretch.stop]], device=model.device)
+    with torch.inference_mode():
+        logits = model(tokens, use_cache=False).logits[0, stretch.start - 1 : stretch.stop - 1].float()
+    written = tokens[0, stretch.start :, None]
+    anew = (logits / stretch.temperature).log_softmax(-1).gather(-1, written)[:, 0].tolist()
+    return [abs(a - b) for a, b in zip(stretch.recorded, anew, strict=True) if a is not None]
 
 
 def _artifacts(run: RunDir) -> Iterator[Path]:

@@ -12,7 +12,11 @@ import urllib.request
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 import pytest
+
+from tseeds import verify
+from tseeds.artifacts import store
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -171,6 +175,28 @@ def test_gradients_of_all_modes_are_compared_without_training(run: Path) -> None
     assert "decoupled" not in two
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
     assert "--modes and --at go with --dry-run-gradient" in tseeds("update", run, "--modes", "clip", code=2).stderr
+
+
+def test_recorded_log_probs_are_those_of_the_policies_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = tseeds("verify", run, "--logprobs", 5, "--json")
+    found = json.loads(done.stdout)["logprobs"]
+    assert found["tokens"] > 100
+    assert found["most"] < 1e-4
+    assert "log-probs recomputed: off by" in tseeds("verify", run, "--logprobs", 1).stdout
+
+    def shifted(manifest: store.Manifest) -> pa.Table:
+        table = read(manifest)
+        if "000002" not in str(manifest.path):
+            return table
+        wrong = [[None if x is None else x - 0.1 for x in row] for row in table["logprobs"].to_pylist()]
+        where = table.schema.get_field_index("logprobs")
+        return table.set_column(where, "logprobs", pa.array(wrong, pa.list_(pa.float32())))
+
+    read = store.read_table
+    monkeypatch.setattr(store, "read_table", shifted)
+    damages = verify.check_logprobs(run, 2).damages
+    assert damages
+    assert all("000002/rollout: recorded log-probs differ from those of" in line for line in damages)
 
 
 def test_status_and_show_read_the_run(run: Path) -> None:
