@@ -26,6 +26,34 @@ MIXING = (
     "dual_clip", "ratio", "drop_degenerate", "kl_coef", "kl_reference", "entropy_coef",
 )  # fmt: skip
 """Keys of [update] in which arms may differ, beside all of [seed]."""
+SENSITIVE = ("update.learning_rate", "update.minibatches", "snapshot.every")
+"""Keys in which the pipelines of sensitivity/ differ too."""
+FACTORS: dict[str, dict[str, str]] = {
+    "seeded share": {"0": "on-policy", "0.25": "seeds-quarter", "0.5": "seeds", "0.5, falling to 0": "seeds-annealed"},
+    "cut of the chain": {
+        "5-25 %": "seeds-short", "0-50 %": "seeds", "20-80 %": "seeds-late", "steered to a pass rate of 0.5": "seeds-target",
+    },
+    "who writes": {
+        "any snapshot": "seeds", "recent snapshots": "seeds-recent", "the initial policy": "base-only",
+        "the current policy": "current", "the current policy, temperature 1.3": "hot-current",
+    },
+    "snapshot every": {"5 iterations": "seeds", "20 iterations": "seeds-sparse"},
+    "baseline": {"whole group": "seeds", "split": "seeds-split"},
+    "optimizer steps per iteration": {"4": "seeds", "2": "seeds-two-minibatches"},
+    "learning rate, with seeds": {"5e-5": "seeds-lr-5e-5", "1e-4": "seeds", "2e-4": "seeds-lr-2e-4"},
+    "learning rate, on-policy": {"5e-5": "on-policy-lr-5e-5", "1e-4": "on-policy", "2e-4": "on-policy-lr-2e-4"},
+    "weight of seed tokens": {
+        "clip": "seeds", "clip, no dual clip": "seeds-no-dual-clip", "clip on the seed alone": "seeds-clip-only",
+        "clip on the fifth of highest entropy": "seeds-entropy", "mask": "seeds-mask", "decoupled": "seeds-decoupled",
+        "truncate": "seeds-truncate", "shape": "seeds-shape", "band": "seeds-band", "topr": "seeds-topr",
+        "on_policy": "seeds-on-policy",
+    },
+    "KL to a snapshot": {
+        "none": "on-policy", "0.03": "kl-snapshots", "0.1": "kl-snapshots-strong", "0.03, with seeds": "seeds-kl",
+        "0.1, with seeds": "seeds-kl-strong", "0.03, with seeds as context only": "seeds-mask-kl",
+    },
+}  # fmt: skip
+"""What the screening varies: factor -> value -> arm; everything else is as in arm seeds."""
 TITLES = {
     "pass@1": "pass@1",
     "pass@4": "pass@4",
@@ -129,7 +157,7 @@ CLAIMS = (
 
 def setup_of(record: Mapping[str, Any]) -> str:
     """Digest of everything but the mixing and the seed: records of one setup may be compared."""
-    allowed = {f"update.{k}" for k in MIXING} | {"run.seed"}
+    allowed = {f"update.{k}" for k in MIXING} | {"run.seed", *SENSITIVE}
     kept = essence(record["values"])
     return digest({k: v for k, v in kept.items() if k not in allowed and not k.startswith("seed.")})
 
@@ -215,9 +243,37 @@ def paired_table(records: Sequence[Mapping[str, Any]], other: str) -> list[list[
     return rows
 
 
+def configuration_file(arm: str) -> Path:
+    """The pipeline file of an arm."""
+    pipelines = Path(__file__).parents[1] / "pipelines"
+    return next(iter(sorted(pipelines.glob(f"*/{arm}.toml"))), pipelines / f"{arm}.toml")
+
+
+def sensitivity(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of all factors: one line per value whose arm has run, with its paired difference to arm seeds."""
+    metrics = ("pass@1", "pass@16", "pass@64")
+    values = {m: by_arm(records, m) for m in metrics}
+    rows = []
+    for factor, levels in FACTORS.items():
+        known = {level: arm for level, arm in levels.items() if values["pass@1"].get(arm)}
+        for level, arm in known.items() if len(known) > 1 else ():
+            tests = [paired(values[m][arm], values[m].get("seeds", {})) for m in metrics]
+            differences = [
+                "–" if arm == "seeds" or t is None else f"{t.mean:+.3f} ± {(t.high - t.low) / 2:.3f}" for t in tests
+            ]
+            finals = [cell(list(values[m][arm].values())) for m in metrics]
+            rows.append([factor, level, str(len(values["pass@1"][arm])), *finals, *differences])
+    if not rows:
+        return []
+    header = ["factor", "value", "seeds", *metrics, *(f"{m} less `seeds`" for m in metrics)]
+    note = "Differences are paired by seed, with half of their 95 % interval."
+    return ["## Sensitivity", "", note, "", *markdown(header, rows), ""]
+
+
 def facts(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """What was run on what, as a list."""
-    v = records[0]["values"]
+    base = next((r for r in records if r["arm"] == "on-policy"), records[0])
+    v = base["values"]
     benchmark = next(iter(records[0]["evaluations"].get("0", {}).values()), {})
     seeds = sorted({r["seed"] for r in records})
     cpu = [r["cpu_s"] for r in records if r["cpu_s"]]
@@ -229,7 +285,7 @@ def facts(records: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         f"{len(records)} runs: {len(arms_of(records))} arms, seeds {', '.join(map(str, seeds))} "
         "(not every arm has every seed; the tables say how many).",
-        f"{records[0]['iterations']} iterations of {v['rollout.problems_per_iteration']} problems x "
+        f"{base['iterations']} iterations of {v['rollout.problems_per_iteration']} problems x "
         f"{v['rollout.group_size']} responses, {v['update.minibatches']} minibatches, {v['update.epochs']} epoch, learning "
         f"rate {v['update.learning_rate']:g}, clip {v['update.eps_low']:g}/{v['update.eps_high']:g} where an arm does not "
         f"change it, a snapshot every {v['snapshot.every']} iterations. Every arm starts from the same policy, sees the "
@@ -294,7 +350,7 @@ def document(
         main = number_ == 0
         lines += ["## What was run" if main else f"## Other setup {number_}", "", *facts(records), ""]
         if main:
-            lines += ["## Verdicts", "", *claim_sections(records, figures), "## All arms", ""]
+            lines += ["## Verdicts", "", *claim_sections(records, figures), *sensitivity(records), "## All arms", ""]
         header = ["arm", "seeds", *TITLES.values()]
         lines += [*markdown(header, final_table(records)), ""]
         if main:

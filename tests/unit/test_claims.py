@@ -55,12 +55,25 @@ def test_a_verdict_needs_five_seeds_and_an_interval_clear_of_zero(gains: list[fl
     assert claims.outcome(claims.Check("pass@1", "seeds", "on-policy", above), records)[0] == word
 
 
-def test_another_learning_rate_is_another_setup_and_another_mixing_is_not() -> None:
+def test_another_size_of_group_is_another_setup_and_another_mixing_or_learning_rate_is_not() -> None:
     first = record("on-policy", 0, {})
     mixed = record("seeds", 3, {}, **{"update.kl_coef": 0.1, "seed.lo": 0.2})
-    other = record("seeds", 0, {}, **{"update.learning_rate": 3e-4})
+    other = record("seeds", 0, {}, **{"rollout.group_size": 4})
+    slower = record("seeds-lr-5e-5", 0, {}, **{"update.learning_rate": 5e-5})
     newer = record("seeds", 4, {}, **{"update.warmup_steps": 0})  # written by a tseeds that knows one more option
-    assert [len(g) for g in claims.setups([first, mixed, other, newer])] == [3, 1]
+    assert [len(g) for g in claims.setups([first, mixed, other, newer, slower])] == [4, 1]
+
+
+def test_sensitivity_lists_each_value_that_has_run_beside_the_default() -> None:
+    arms = {a: claims.configuration_file(a) for levels in claims.FACTORS.values() for a in levels.values()}
+    assert all(path.is_file() for path in arms.values())
+    lines = [record("seeds", s, {"pass@1": 0.4, "pass@16": 0.7, "pass@64": 0.9}) for s in range(3)]
+    lines += [record("seeds-quarter", s, {"pass@1": 0.5 + 0.1 * s, "pass@16": 0.7, "pass@64": 0.9}) for s in range(3)]
+    text = "\n".join(claims.sensitivity(lines))
+    # differences .1, .2, .3: mean .2, sd .1, half an interval 4.303 * .1 / sqrt(3) = .248
+    assert "| seeded share | 0.25 | 3 | 0.600 ± 0.100 | 0.700 ± 0.000 | 0.900 ± 0.000 | +0.200 ± 0.248 |" in text
+    assert "seeded share | 0.5 | 3 | 0.400" in text
+    assert "cut of the chain" not in text  # one value only: nothing to compare
 
 
 def test_the_page_is_written_from_the_records_alone(tmp_path: Path) -> None:
