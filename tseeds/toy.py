@@ -1,10 +1,10 @@
-"""Toy problems and a small warm-started policy: everything that ``pipelines/toy.toml`` needs, made on this machine.
+"""Toy problems and small warm-started policies: all that ``pipelines/toy.toml`` and ``arithmetic.toml`` need, made here.
 
-Countdown: reach a target from four numbers of 1 to 9 with ``+ - *``, using each number once and keeping every result
+Countdown (the second task, nested arithmetic, is in ``arithmetic``): reach a target from four numbers of 1 to 9 with ``+ - *``, using each number once and keeping every result
 within 1..99. A response is a chain of three steps, one token for each number and sign, such as
 ``8 - 3 = 5 ; 5 * 5 = 25 ; 25 - 2 = 23`` for the problem ``3 8 5 2 -> 23``.
 
-The policy is an ordinary Hugging Face model directory (Llama architecture, float32) that ships with the package. It was
+Each policy is an ordinary Hugging Face model directory (Llama architecture, float32) that ships with the package. It was
 warm-started by supervised learning on chains drawn from all valid chains of a problem's numbers, a share of which miss
 the target on purpose: it knows the format, explores widely and fails often. Task and recipe are ours.
 """
@@ -17,12 +17,14 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tseeds import arithmetic
 from tseeds.artifacts.store import write_file
 from tseeds.errors import UserError
 
@@ -53,6 +55,9 @@ WORDS = (
 )
 IDS = {word: i for i, word in enumerate(WORDS)}
 SHIPPED = Path(__file__).parent / "data" / "toy"
+IGNORED = -100
+Source = Callable[[int], tuple[np.ndarray, int, np.ndarray]]
+"""Draws n examples: token ids [n, T], the first position that has a target, the targets [n, T - start] (IGNORED: none)."""
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -210,8 +215,8 @@ def tokenizer_files() -> dict[str, str]:
     }
 
 
-def _example_source(seed: int, misses: float) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-    """A function that draws (prompts [n, 6], responses [n, 18]) of token ids for the warm start."""
+def _countdown_source(seed: int, misses: float) -> Source:
+    """Draws prompts [n, 6] and responses [n, 18]; a share ``misses`` of the chains goes astray."""
     table = chains()
     codes = table[:, [0, 1, 2, 3, 15]].astype(np.int64) @ np.array([100_000, 10_000, 1_000, 100, 1])
     _, example, inverse = np.unique(codes, return_index=True, return_inverse=True)
@@ -223,7 +228,7 @@ def _example_source(seed: int, misses: float) -> Callable[[int], tuple[np.ndarra
     signs = np.array([IDS[s] for s in SIGNS])
     rng = np.random.default_rng(seed)
 
-    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(n: int) -> tuple[np.ndarray, int, np.ndarray]:
         pick = rng.integers(len(shown), size=n)
         rows, sets = shown[pick], of_set[pick]
         astray = first[sets] + (rng.random(n) * (ends - first)[sets]).astype(np.int64)
@@ -242,15 +247,41 @@ def _example_source(seed: int, misses: float) -> Callable[[int], tuple[np.ndarra
                 chain[:, s + 3 : s + 4],
             ]
             parts.append(semicolon if s < 12 else end)
-        return prompt, np.hstack(parts)
+        response = np.hstack(parts)
+        return np.hstack([prompt, response[:, :-1]]), prompt.shape[1] - 1, response
+
+    return draw
+
+
+def _arithmetic_source(seed: int, misses: float) -> Source:
+    """Draws expressions and chains of different lengths, filled up on the right."""
+    rows = arithmetic.examples(seed, misses=misses)
+
+    def draw(n: int) -> tuple[np.ndarray, int, np.ndarray]:
+        texts = [[text.split() for text in next(rows)] for _ in range(n)]
+        width = max(len(prompt) + len(response) for prompt, response in texts)
+        ids, targets = np.full((n, width), IDS[PAD]), np.full((n, width), IGNORED)
+        for k, (prompt, response) in enumerate(texts):
+            words = [IDS[w] for w in (*prompt, *response, EOS)]
+            ids[k, : len(words) - 1] = words[:-1]
+            targets[k, len(prompt) - 1 : len(words) - 1] = words[len(prompt) :]
+        return ids, 0, targets
 
     return draw
 
 
 def warm_start(
-    *, seed: int = 0, steps: int = 1500, batch: int = 256, learning_rate: float = 3e-3, misses: float = 0.3
+    task: str = "countdown",
+    *,
+    seed: int = 0,
+    steps: int = 0,
+    batch: int = 256,
+    learning_rate: float = 3e-3,
+    misses: float = 0.3,
 ) -> Any:
-    """Train the policy from random weights on one thread; the same torch build and CPU type give the same bits.
+    """Train a task's policy from random weights on one thread; the same torch build and CPU type give the same bits.
+
+    steps: 0 takes the task's own number.
 
     Cross-entropy on response tokens, AdamW, warm-up and cosine decay. The network is trained as Qwen2 (biases on q, k, v)
     and returned as the same function in a transformers ``LlamaForCausalLM``, whose directories may bring any tokenizer.
@@ -260,6 +291,7 @@ def warm_start(
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = {k: v for k, v in CONFIG.items() if k not in ("architectures", "model_type", "attention_bias", "mlp_bias")}
+    steps = steps or TASKS[task].steps
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -271,17 +303,15 @@ def warm_start(
         plain = [p for p in model.parameters() if p.dim() == 1]
         groups = [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
-        draw = _example_source(seed, misses)
+        draw = TASKS[task].source(seed, misses)
         for step in range(steps):
             rate = learning_rate * min(1.0, (step + 1) / 50) * (0.51 + 0.49 * math.cos(math.pi * step / steps))
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            prompt, response = map(torch.from_numpy, draw(batch))
-            ids = torch.cat([prompt, response], dim=1)
-            start = prompt.shape[1] - 1
-            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[:, start:]
-            logits = model.lm_head(hidden)
-            loss = functional.cross_entropy(logits.flatten(0, 1), response.flatten())
+            ids, start, targets = draw(batch)
+            hidden = model.model(input_ids=torch.from_numpy(ids), use_cache=False).last_hidden_state[:, start:]
+            logits = model.lm_head(hidden).flatten(0, 1)
+            loss = functional.cross_entropy(logits, torch.from_numpy(targets).flatten(), ignore_index=IGNORED)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -327,22 +357,49 @@ def policy_contents(model: Any) -> dict[str, bytes]:
     }
 
 
-def make(directory: Path, *, seed: int = 0, train: bool = False) -> dict[str, Path]:
+@dataclass(frozen=True)
+class Task:
+    """problems(seed=) makes train and held-out rows; source and steps of the warm start; shipped: the finished policy."""
+
+    problems: Callable[..., tuple[list[dict], list[dict]]]
+    source: Callable[[int, float], Source]
+    steps: int
+    shipped: Path
+
+
+TASKS = {
+    "countdown": Task(countdown_problems, _countdown_source, 1500, SHIPPED),
+    "arithmetic": Task(
+        partial(arithmetic.problems, train=TRAIN_PROBLEMS, test=TEST_PROBLEMS),
+        _arithmetic_source,
+        600,
+        SHIPPED.with_name("arithmetic"),
+    ),
+}
+
+
+def make(directory: Path, task: str = "countdown", *, seed: int = 0, train: bool = False) -> dict[str, Path]:
     """Write ``policy/``, ``train.jsonl`` and ``test.jsonl`` into a directory, the same bytes every time.
+
+    task: a key of TASKS.
 
     The policy is a copy of the shipped one; ``train`` makes it again from nothing (minutes on one core). ``seed`` draws
     other problems; those that the policy never saw in training stay held out under every seed.
 
     Raises:
-        UserError: a file of another content is there already; nothing was written.
+        UserError: no such task, or a file of another content is there already; nothing was written.
     """
     directory = Path(directory)
-    rows = dict(zip(("train.jsonl", "test.jsonl"), countdown_problems(seed=seed), strict=True))
+    if task not in TASKS:
+        raise UserError(f"--task {task}: choose one of {', '.join(TASKS)}")
+    chosen = TASKS[task]
+    rows = dict(zip(("train.jsonl", "test.jsonl"), chosen.problems(seed=seed), strict=True))
     contents = {
         name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table).encode()
         for name, table in rows.items()
     }
-    policy = policy_contents(warm_start()) if train else {f.name: f.read_bytes() for f in sorted(SHIPPED.iterdir())}
+    shipped = {f.name: f.read_bytes() for f in sorted(chosen.shipped.iterdir())} if not train else {}
+    policy = policy_contents(warm_start(task)) if train else shipped
     contents |= {f"policy/{name}": data for name, data in policy.items()}
     for name, data in contents.items():
         file = directory / name

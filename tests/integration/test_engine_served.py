@@ -23,6 +23,7 @@ from tseeds.engines import open_engine
 from tseeds.engines.client import ServedEngine, find
 from tseeds.engines.serve import Record, read_record
 from tseeds.errors import Locked, StageFailed, UserError
+from tseeds.exchange import export_policy
 
 OPTIONS = {"dtype": "float32", "max_model_len": 128}
 
@@ -32,12 +33,13 @@ def served(
     tied_policies: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, subprocess.Popen]]:
     run = tmp_path_factory.mktemp("run")
+    export_policy(tied_policies[0], run / "exported")  # vLLM's own server loads what tseeds export writes
     pipeline = configuration.parse(
         {
-            "policy": {"path": str(tied_policies[0]), "dtype": "float32"},
+            "policy": {"path": str(run / "exported"), "dtype": "float32"},
             "problems": {"path": "none.jsonl", "max_prompt_tokens": 64},
             "rollout": {"max_response_tokens": 64, "problems_per_iteration": 2, "group_size": 2},
-            "engine": {"kv_cache_gb": 0.25},
+            "engine": {"kv_cache_gb": 0.25, "workers": 2},
         }
     )
     (run / "pipeline.toml").write_text(configuration.dumps(pipeline))
@@ -72,19 +74,22 @@ def test_a_served_engine(served, tied_policies, vllm_engine, sample_requests, ca
     key = (run / "engine.key").read_text()
     record = read_record(run)
     assert record is not None
-    url = record.urls[0]
-    assert status(f"{url}/health") == 200
-    for path in ("/metrics", "/v1/models", "/collective_rpc", "/server_info"):
-        assert status(url + path) == 401
-        assert status(url + path, key="0" * 64) == 401
-    assert status(f"{url}/v1/models", key=key) == 200
+    assert len(record.urls) == 2
+    for url in record.urls:
+        assert status(f"{url}/health") == 200
+        for path in ("/metrics", "/v1/models", "/collective_rpc", "/server_info"):
+            assert status(url + path) == 401
+            assert status(url + path, key="0" * 64) == 401
+        assert status(f"{url}/v1/models", key=key) == 200
 
     engine = open_engine(EngineConfig(), **OPTIONS, run=run)
     assert isinstance(engine, ServedEngine)
     wanted = [replace(r, entropies=True) for r in sample_requests]
     for policy in (tied_policies[0], tied_policies[1], tied_policies[0]):
         assert engine.load(policy) == vllm_engine.load(policy)
+        before = [engine._wait(engine._made(url)) for url in record.urls]
         assert dict(engine.sample(wanted)) == dict(vllm_engine.sample(wanted))
+        assert all(engine._wait(engine._made(url)) > b for url, b in zip(record.urls, before, strict=True))
     assert len(engine.swaps) == 2
     with pytest.raises(Locked, match="another command uses the served engine"):
         open_engine(EngineConfig(), **OPTIONS, run=run)

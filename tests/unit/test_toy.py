@@ -82,7 +82,8 @@ def test_other_seeds_draw_other_problems_and_keep_the_test_set_held_out() -> Non
 
 
 def test_warm_start_never_sees_a_held_out_problem() -> None:
-    prompts, responses = toy._example_source(0, 0.3)(2000)
+    ids, start, responses = toy.TASKS["countdown"].source(0, 0.3)(2000)
+    prompts = ids[:, : start + 1]
     assert prompts.shape == (2000, 6)
     assert responses.shape == (2000, 18)
     missed = 0

@@ -229,13 +229,13 @@ class ServedEngine:
 
     async def _tokens(self) -> float:
         """Tokens that all servers have made so far."""
-        total = 0.0
-        for url in self.record.urls:
-            text = await self._ask("GET", url, "/metrics", None)
-            for line in text.decode().splitlines():
-                if line.startswith("vllm:generation_tokens_total"):
-                    total += float(line.rsplit(" ", 1)[1])
-        return total
+        return sum([await self._made(url) for url in self.record.urls])
+
+    async def _made(self, url: str) -> float:
+        """Tokens that one server has made so far."""
+        text = await self._ask("GET", url, "/metrics", None)
+        lines = (line for line in text.decode().splitlines() if line.startswith("vllm:generation_tokens_total"))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     async def _post(self, url: str, path: str, body: dict[str, Any] | None) -> Any:
         import json

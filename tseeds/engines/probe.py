@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,30 +74,39 @@ def open_model(policy: Path, dtype: str, *, device: str = "cpu", trust_remote_co
     """
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as noise
 
     if not (policy / "config.json").is_file():
         return _open_adapter(policy, dtype, device=device, trust_remote_code=trust_remote_code)
-    bars = noise.is_progress_bar_enabled()
-    noise.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(policy),
-            dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with without_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(policy),
+                dtype=getattr(torch, dtype),
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise UserError(f"{policy}: transformers cannot load this policy: {first_line(error)}") from None
-    finally:
-        if bars:
-            noise.enable_progress_bar()
     model, info = loaded
     lacking = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if lacking:
         raise UserError(f"{policy}: its files lack or misshape the tensor {lacking[0]}; copy the model again")
     return model.to(device).eval()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep the progress bars of transformers off the terminal."""
+    from transformers.utils import logging as noise
+
+    bars = noise.is_progress_bar_enabled()
+    noise.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bars:
+            noise.enable_progress_bar()
 
 
 def refill(model: Any, policy: Path) -> bool:

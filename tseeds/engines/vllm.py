@@ -350,7 +350,8 @@ def merged(policy: policies.Policy, *, trust_remote_code: bool) -> Iterator[Path
     with tempfile.TemporaryDirectory(prefix="tseeds-merged-") as place:
         dtype = str(policy.base.config.get("dtype") or policy.base.config.get("torch_dtype") or "float32")
         model = probe.open_model(policy.path, dtype, trust_remote_code=trust_remote_code)
-        model.save_pretrained(place)
+        with probe.without_bars():
+            model.save_pretrained(place)
         yield Path(place)
 
 
@@ -395,7 +396,7 @@ def _start_error(error: Exception, policy: policies.Policy, config: EngineConfig
     if isinstance(error, UserError):
         return error
     text = str(error)
-    if "KV cache" in text:
+    if "KV cache" in text or "cache blocks" in text:
         return UserError(
             f"the KV cache is too small for one sequence of {max_model_len} tokens: raise engine.kv_cache_gb "
             f"({config.kv_cache_gb:g}; on a GPU engine.gpu_memory_utilization) or lower rollout.max_response_tokens"
