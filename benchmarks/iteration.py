@@ -114,13 +114,16 @@ def load(arguments: argparse.Namespace, place: Path) -> Pipeline:
     """The named pipeline, or the toy's, without evaluation."""
     if arguments.pipeline is not None:
         return configuration.load(arguments.pipeline, ["evaluate.every=0", *arguments.sets])
-    from tseeds.toy import make
+    toy = Path("toy")  # just loop leaves one
+    if not (toy / "policy" / "config.json").is_file():
+        from tseeds.toy import make
 
-    make(place / "toy")
+        toy = place / "toy"
+        make(toy)
     here = Path(__file__).parents[1] / "pipelines" / "toy.toml"
     sets = [
-        f"policy.path={place}/toy/policy",
-        f"problems.path={place}/toy/train.jsonl",
+        f"policy.path={toy}/policy",
+        f"problems.path={toy}/train.jsonl",
         "evaluate.every=0",
         "evaluate.benchmarks=[]",
     ]

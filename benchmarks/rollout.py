@@ -53,18 +53,19 @@ def main() -> None:
 def pipeline(arguments: argparse.Namespace, place: Path) -> Pipeline:
     """The toy pipeline, or the one of the given policy and problems."""
     toy = arguments.policy is None
-    if toy:
+    made = Path("toy") if toy and Path("toy/policy/config.json").is_file() else place / "toy"  # just loop leaves one
+    if toy and made == place / "toy":
         from tseeds.toy import make
 
-        make(place / "toy")
+        make(made)
     return configuration.parse(
         {
             "policy": {
-                "path": str(place / "toy" / "policy" if toy else arguments.policy),
+                "path": str(made / "policy" if toy else arguments.policy),
                 "dtype": arguments.dtype,
             },
             "problems": {
-                "path": str(place / "toy" / "train.jsonl" if toy else arguments.problems),
+                "path": str(made / "train.jsonl" if toy else arguments.problems),
                 "task": "countdown" if toy else arguments.task,
                 "prompt": "plain" if toy else "chat",
                 "max_prompt_tokens": 16 if toy else arguments.prompt_tokens,
