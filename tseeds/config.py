@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -529,9 +530,28 @@ def parse(data: dict[str, Any], where: str = "pipeline") -> Pipeline:
         UserError: one line per mistake, joined by newlines.
     """
     try:
-        return Pipeline.model_validate(data)
+        pipeline = Pipeline.model_validate(data)
     except ValidationError as error:
         raise UserError("\n".join(_line(where, e) for e in error.errors())) from None
+    for text in _texts(pipeline.model_dump()):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where}: {text!a} is not UTF-8 text, no file could keep it") from None
+    return pipeline
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in nested dictionaries and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(key)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def set_value(data: dict[str, Any], assignment: str) -> None:

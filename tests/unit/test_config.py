@@ -44,6 +44,7 @@ def test_there_are_pipelines() -> None:
         ({"update": {"advantage": "per_seed"}}, ["per_seed", "seed.continuations"]),
         ({"run": {"seed": "zero"}}, ["run.seed", "'zero'"]),
         ({"nonsense": {}}, ["unknown key nonsense"]),
+        ({"log": {"to": [], "project": "a\udcff"}}, [r"'a\udcff' is not UTF-8 text"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_key(sections: dict, names: list[str]) -> None:
