@@ -120,15 +120,15 @@ def read_object(path: Path, mend: str) -> dict[str, Any]:
 
 
 def inside(name: Any) -> bool:
-    """Whether a recorded name stays inside the directory that it was recorded for.
+    """Whether a recorded name can be a file's and stays inside the directory that it was recorded for.
 
-    >>> [inside(n) for n in ("policy/model.safetensors", "../x", "/etc/passwd", "a/../../x", "", 3)]
-    [True, False, False, False, False, False]
+    >>> [inside(n) for n in ("policy/model.safetensors", "../x", "/etc/passwd", "a/../../x", "", 3, "x" * 256, "\\ud800")]
+    [True, False, False, False, False, False, False, False]
     """
-    return (
-        isinstance(name, str)
-        and "\0" not in name
-        and bool(name)
-        and not Path(name).is_absolute()
-        and ".." not in Path(name).parts
-    )
+    if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute():
+        return False
+    parts = Path(name).parts
+    try:
+        return ".." not in parts and len(name.encode()) < 1024 and all(len(part.encode()) <= 255 for part in parts)
+    except UnicodeEncodeError:
+        return False

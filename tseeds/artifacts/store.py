@@ -214,7 +214,8 @@ def _entry(data: Any) -> FileEntry:
     entry = FileEntry(**data)
     if not inside(entry.path) or not isinstance(entry.sha256, str) or not isinstance(entry.bytes, int):
         raise TypeError(f"file entry {str(entry.path)[:60]!r}")
-    if not isinstance(entry.rows, int | None) or not isinstance(entry.content, str | None):
+    digests = [d for d in (entry.sha256, entry.content) if d is not None]
+    if not isinstance(entry.rows, int | None) or not all(isinstance(d, str) and d.isascii() for d in digests):
         raise TypeError(f"file entry {entry.path[:60]!r}")
     return entry
 
