@@ -18,7 +18,7 @@ PANELS = {
         "fork": "Start a new run from iteration N of another, sharing its artifacts.",
         "compare": "Train every arm from several seeds, seed by seed, resumable.",
         "validate": "Print the resolved pipeline and what each value means, or one clear line per mistake.",
-        "toy": "Make the toy task: problems and a small warm-started policy.",
+        "toy": "Make a toy task: problems and a small warm-started policy.",
     },
     "Stages, one at a time": {
         "problems": "Read data sets into problems with prompt token ids; quarantine and count bad rows.",

@@ -33,8 +33,10 @@ def from_run(run: Path, stage: str, iteration: int | None, sets: list[str] | Non
 
     where = open_run(run)
     number = iteration if iteration is not None else where.finished() + 1
-    if number < 0:
-        raise UserError(f"--iteration {number}: iterations count from 1")
+    if not 0 <= number <= where.finished() + 1:
+        raise UserError(
+            f"--iteration {number}: the run has finished {where.finished()}, so 1 to {where.finished() + 1} can be made"
+        )
     record = pipeline.read_record(where)
     history = History(configuration.load(where.pipeline, sets or ()), record["changes"])
     config = history.at(number)
