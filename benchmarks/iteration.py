@@ -88,7 +88,8 @@ def main() -> None:
         grade = Context.grade
         Context.grade = clock.inside("grade", grade)  # type: ignore[method-assign]
         update.run = clock.inside("update", update.run)
-        store.Writer.part = clock.inside("write", store.Writer.part)  # type: ignore[method-assign]
+        for name in ("_begin", "part", "table", "_commit"):
+            setattr(store.Writer, name, clock.inside("write", getattr(store.Writer, name)))
         parts.Parts.__exit__ = clock.inside("write", parts.Parts.__exit__)  # type: ignore[method-assign]
         with Context(config) as context:
             engine: Any = context.engine()
