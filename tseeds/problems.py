@@ -72,7 +72,7 @@ _ASKS_ANY = re.compile(r"\bnot both\b|\bonly one of\b|\bany one of\b", re.IGNORE
 _LIST_LIKE = re.compile(r",|;|\\cup|\\pm|\bor\b|\band\b|\\text\{ ?(?:or|and)|\\emptyset|\bnone\b|\bno\b", re.IGNORECASE)
 _PLAIN_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,18})?")
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_]+")
-_SAME = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]|[-+*/=<>^!%|]|(?<!\\)[()]")
+_SAME = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]|[-+*/=<>^!%|]|(?<!\\)\((?!\s*[^\W\d_]{2})")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,8 @@ def words(text: str) -> list[str]:
 
 
 def same_key(text: str) -> str:
-    """What two writings of one problem share: letters, numbers, operators and parentheses, without space, case and punctuation.
+    """What two writings of one problem share: letters, numbers, operators and the parentheses that open before mathematics,
+    without space, case and punctuation.
 
     >>> same_key("Compute $x + 2.$") == same_key("compute \\\\(x+2\\\\)") != same_key("Compute $x - 2$")
     True

@@ -353,6 +353,7 @@ def test_limit_counts_good_rows(tmp_path: Path, tokenizer: Any) -> None:
 def test_same_key_keeps_operators_and_decimals_apart() -> None:
     assert same_key("Find $f(x) = 2x$") == same_key("find \\( f (x)=2 x \\)")
     assert same_key("( 2 + 3 ) * 4") != same_key("2 + 3 * 4") == same_key("$2+3*4$.")
+    assert same_key("Find $x$ (in metres).") == same_key("Find \\(x\\) in metres.")
     for a, b in (("2 + 3", "2 - 3"), ("0.5", "05"), ("1 2", "12"), ("数学", "数字")):
         assert same_key(a) != same_key(b)
 
