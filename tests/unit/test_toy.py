@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +157,20 @@ def test_warm_start_gives_the_same_bits_and_leaves_torch_as_it_was() -> None:
     assert once["model.safetensors"] != other["model.safetensors"]
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.get_num_threads() == threads
+
+
+def test_training_runs_in_a_process_held_to_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes as training here with the same instructions, and not those of a run that forgets the steps."""
+    here = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.backends.cpu.get_cpu_capability())"],
+        env={**os.environ, **toy.PORTABLE}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert here.stdout.strip() == "AVX2"
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # what the caller has set does not count
+    once, again, longer = (toy.trained("countdown", steps=n) for n in (1, 1, 2))
+    assert once == again
+    assert once.keys() == longer.keys() == {f.name for f in toy.SHIPPED.iterdir()}
+    assert once["model.safetensors"] != longer["model.safetensors"]
 
 
 def test_shipped_files_are_those_that_training_would_write() -> None:
