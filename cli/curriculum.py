@@ -22,7 +22,7 @@ def curriculum(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the base policy's pass rate on every problem, by which [curriculum] filters or weights them."""
+    """Measure the base policy's pass rate on every problem, by which the curriculum section filters or weights them."""
     from tseeds import curriculum as stage
     from tseeds.pipeline import Step
     from tseeds_cli.console import run_stage

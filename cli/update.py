@@ -29,7 +29,8 @@ def update(
     dry_run_gradient: Annotated[
         bool,
         typer.Option(
-            "--dry-run-gradient", help="Train nothing: compare the gradients of --modes on the committed rows."
+            "--dry-run-gradient",
+            help="Train nothing: compare the gradients of --modes on committed rows (default: the newest iteration's).",
         ),
     ] = False,
     modes: Annotated[
