@@ -83,6 +83,18 @@ def test_a_result_depends_on_its_own_request_only(vllm_engine, tied_policies, sa
     assert other.ids[: len(whole[5].ids)] != whole[5].ids
 
 
+def test_more_prompt_tokens_than_one_step_takes(vllm_engine, tied_policies) -> None:
+    """Prompts are whole in one step or wait for the next: half a prompt would cost its row a draw, and fail on a CPU."""
+    vllm_engine.load(tied_policies[0])
+    many = [
+        Request(ids=[6 + (7 * n + i) % 50 for i in range(100 + n % 9)], max_tokens=6, seed=n) for n in range(80)
+    ]  # 8,320 tokens; vLLM's CPU build takes 4,096 in a step
+    together = dict(vllm_engine.sample(many))
+    for n in (0, 39, 79):
+        ((_, alone),) = vllm_engine.sample([many[n]])
+        assert together[n] == alone
+
+
 def test_two_calls_at_once_keep_their_rows_apart(vllm_engine, tied_policies, sample_requests) -> None:
     vllm_engine.load(tied_policies[0])
     whole = dict(vllm_engine.sample(sample_requests))

@@ -257,7 +257,7 @@ class _Server:
 
 def _flags(config: Pipeline, max_model_len: int) -> list[str]:
     """vLLM's engine arguments as command-line flags."""
-    from tseeds.engines.vllm import arguments
+    from tseeds.engines.vllm import arguments, on_cpu
 
     options = arguments(
         config.engine,
@@ -266,7 +266,7 @@ def _flags(config: Pipeline, max_model_len: int) -> list[str]:
         trust_remote_code=config.policy.trust_remote_code,
     )
     if not _gpu():
-        options["kv_cache_memory_bytes"] = int(config.engine.kv_cache_gb * 2**30)
+        options |= on_cpu(config.engine)
     flags = []
     for name, value in options.items():
         flag = name.replace("_", "-")

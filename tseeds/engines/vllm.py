@@ -304,6 +304,15 @@ def arguments(
     }
 
 
+def on_cpu(config: EngineConfig) -> dict[str, Any]:
+    """Further arguments where there is no GPU.
+
+    Prompts are never split: after the first piece vLLM takes a step of the row's own generator back, which generators of a
+    CPU cannot do.
+    """
+    return {"kv_cache_memory_bytes": int(config.kv_cache_gb * 2**30), "enable_chunked_prefill": False}
+
+
 def sampling(request: Request, eos: Sequence[int], exact: bool) -> dict[str, Any]:
     """Fields of vLLM's SamplingParams for a request; ``exact``: the sampler gives entropies in place of top log-probs."""
     columns = 1 if exact else TOP
@@ -371,7 +380,7 @@ def _open(
         ) from None
     options = arguments(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
     if current_platform.is_cpu():
-        options["kv_cache_memory_bytes"] = int(config.kv_cache_gb * 2**30)
+        options |= on_cpu(config)
     elif config.sleep_during_update:
         options["enable_sleep_mode"] = True
     if rank > 0:
