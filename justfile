@@ -49,7 +49,7 @@ smollm2 DIR="models/SmolLM2-135M-Instruct":
 # Reproduce the claims: arms x seeds (hours; recorded runs are skipped, interrupted ones go on), then docs/claims.md.
 claims *ARGS:
     @test -d toy/policy || tseeds toy toy
-    tseeds compare pipelines/arms/{on-policy,kl-snapshots,seeds,naive-replay,whole-equal,suffix,seeds-mask,seeds-kl,entropy-bonus}.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
+    tseeds compare pipelines/arms/{on-policy,kl-snapshots,seeds,naive-replay,whole-equal,suffix,seeds-mask,seeds-kl,kl-snapshots-strong,base-only}.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
     tseeds compare pipelines/{arms,sensitivity}/*.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
     @test -d toy-arithmetic/policy || tseeds toy toy-arithmetic --task arithmetic
     tseeds compare pipelines/arms/{on-policy,seeds,kl-snapshots}.toml --out runs/arithmetic --records docs/claims/records.jsonl --set policy.path=toy-arithmetic/policy --set problems.path=toy-arithmetic/train.jsonl --set problems.task=math --set update.learning_rate=5e-5 --set 'evaluate.benchmarks=[{name="arithmetic",path="toy-arithmetic/test.jsonl"}]' {{ARGS}}

@@ -74,7 +74,7 @@ TITLES = {
 TABLE = tuple(TITLES)
 FIRST = (
     "on-policy", "kl-snapshots", "seeds", "naive-replay", "whole-equal", "suffix", "seeds-mask", "seeds-kl",
-    "entropy-bonus",
+    "kl-snapshots-strong", "base-only",
 )  # fmt: skip
 """Arms that come first, and those that the figures draw."""
 METRICS_TESTED = ("pass@1", "pass@16", "pass@64", "distinct", "entropy", "effective_entropy", "clipped_mass_all")
