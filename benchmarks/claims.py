@@ -195,11 +195,12 @@ def verdict(outcomes: Sequence[str]) -> str:
 
     >>> verdict(["shown", "shown"]), verdict(["shown", "contradicted"]), verdict(["no difference"])
     ('shown', 'mixed', 'not shown')
-    >>> verdict(["shown", "not yet measured"])
-    'not yet measured'
+    >>> verdict(["shown", "not yet measured"]), verdict(["shown", "contradicted", "not yet measured"])
+    ('not yet measured', 'mixed so far')
     """
-    if "not yet measured" in outcomes:
-        return "not yet measured"
+    measured = [o for o in outcomes if o != "not yet measured"]
+    if len(measured) < len(outcomes):
+        return "not yet measured" if all(o == "shown" for o in measured) else f"{verdict(measured)} so far"
     if all(o == "shown" for o in outcomes):
         return "shown"
     return "mixed" if "shown" in outcomes else "not shown"
