@@ -10,7 +10,7 @@ from typing import Any
 
 from tseeds import pipeline
 from tseeds.artifacts import store
-from tseeds.artifacts.rundir import RunDir
+from tseeds.artifacts.rundir import RunDir, open_run
 from tseeds.errors import UserError
 
 
@@ -70,7 +70,7 @@ def check_logprobs(path: Path, rows: int) -> Rescored:
     """
     from tseeds.engines.probe import TOLERANCE, open_model
 
-    run = RunDir(Path(path))
+    run = open_run(Path(path))
     history = pipeline.open_history(run)
     policy = history.config.policy
     work: dict[Path, list[_Stretch]] = defaultdict(list)

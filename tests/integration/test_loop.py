@@ -184,6 +184,9 @@ def test_recorded_log_probs_are_those_of_the_policies_kept(run: Path, monkeypatc
     assert found["most"] < 1e-4
     assert "log-probs recomputed: off by" in tseeds("verify", run, "--logprobs", 1).stdout
 
+    one = tseeds("verify", run / "iterations/000002/rollout", "--logprobs", 1, code=2)
+    assert "not a run directory" in one.stderr
+
     def shifted(manifest: store.Manifest) -> pa.Table:
         table = read(manifest)
         if "000002" not in str(manifest.path):
