@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from tseeds.errors import StageFailed, UserError
+from tseeds.errors import StageFailed, UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ def connect(address: str | None, cpus: int) -> Any:
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
         except (OSError, RuntimeError, ValueError) as error:
             if address is None:
-                raise StageFailed(f"a local ray cannot be started: {reason(error)}") from None
+                raise StageFailed(f"a local ray cannot be started: {first_line(error)}") from None
             raise StageFailed(
-                f"engine.ray_address {address}: no Ray cluster that takes this machine answers there ({reason(error)}); start "
+                f"engine.ray_address {address}: no Ray cluster that takes this machine answers there ({first_line(error)}); start "
                 "one with ray start --head (with the same token: ray get-auth-token), or leave engine.ray_address out"
             ) from None
         _own = True
@@ -101,7 +101,7 @@ def started(ray: Any, actors: Sequence[Any], seconds: float, what: str, mend: st
     try:
         ray.get(ready)
     except ray.exceptions.RayActorError as error:
-        raise StageFailed(f"{what} died while they started: {reason(error)}") from None
+        raise StageFailed(f"{what} died while they started: {first_line(error)}") from None
 
 
 def places(ray: Any, number: int) -> list[tuple[str, int]]:
@@ -132,14 +132,8 @@ def cause(error: Any, what: str) -> Exception:
     if isinstance(found, UserError):
         return type(found)(*found.args)
     if isinstance(found, StageFailed):
-        return StageFailed(f"{what} failed: {reason(found)}")
-    return StageFailed(f"{what} failed: {type(found).__name__}: {reason(found)}")
-
-
-def reason(error: BaseException) -> str:
-    """The first line of an exception's text, or its name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+        return StageFailed(f"{what} failed: {first_line(found)}")
+    return StageFailed(f"{what} failed: {type(found).__name__}: {first_line(found)}")
 
 
 def _hush(ray: Any) -> None:

@@ -37,3 +37,9 @@ class Interrupted(UserError):
     """The user or the scheduler asked to stop; everything committed so far is kept."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text that says something, or its name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -17,7 +17,7 @@ from tseeds.config import EngineConfig
 from tseeds.engines import policies, probe, requests
 from tseeds.engines.base import Completion, Request
 from tseeds.engines.serve import KEY, Record, alive, read_record
-from tseeds.errors import Locked, StageFailed, UserError
+from tseeds.errors import Locked, StageFailed, UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class ServedEngine:
         except StageFailed as error:
             done.put(error)
         except Exception as error:
-            done.put(StageFailed(f"the served engine gave an answer that cannot be read: {probe.first_line(error)}"))
+            done.put(StageFailed(f"the served engine gave an answer that cannot be read: {first_line(error)}"))
         finally:
             for task in tasks:
                 task.cancel()
@@ -264,7 +264,7 @@ class ServedEngine:
             except aiohttp.ClientError as error:
                 # a kept-alive connection may have been closed meanwhile; asking again gives the same answer
                 if attempt == ATTEMPTS or isinstance(error, aiohttp.ClientConnectorError):
-                    raise _dead(url, probe.first_line(error)) from None
+                    raise _dead(url, first_line(error)) from None
         raise AssertionError
 
     def sleep(self) -> None:

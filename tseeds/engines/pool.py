@@ -19,7 +19,7 @@ from tseeds.config import EngineConfig
 from tseeds.engines import policies, requests, threads, transformers
 from tseeds.engines.base import Completion, Engine, Request
 from tseeds.engines.transformers import TransformersEngine
-from tseeds.errors import StageFailed
+from tseeds.errors import StageFailed, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -107,11 +107,11 @@ class PoolEngine:
         """
         if actor in self._actors:
             self._actors.remove(actor)
-            logger.warning("an engine worker was lost (%s); %d left", cluster.reason(error), len(self._actors))
+            logger.warning("an engine worker was lost (%s); %d left", first_line(error), len(self._actors))
         if not self._actors:
             self._held = None
             raise StageFailed(
-                f"all {self.config.workers} engine workers were lost (the last: {cluster.reason(error)}); everything committed so "
+                f"all {self.config.workers} engine workers were lost (the last: {first_line(error)}); everything committed so "
                 "far is kept, run the same command again (fewer engine.workers if memory ran out)"
             )
 

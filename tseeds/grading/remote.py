@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tseeds import cluster
-from tseeds.errors import StageFailed
+from tseeds.errors import StageFailed, first_line
 from tseeds.grading.options import GradingOptions
 from tseeds.grading.pool import Job, Pool
 
@@ -49,7 +49,7 @@ class RayPool:
             return [result for part in pool.map(lambda a, v: a.run.remote(v), parts) for result in part]
         except self._ray.exceptions.RayActorError as error:
             raise StageFailed(
-                f"grading on Ray was lost ({cluster.reason(error)}); everything committed so far is kept, run the same "
+                f"grading on Ray was lost ({first_line(error)}); everything committed so far is kept, run the same "
                 "command again"
             ) from None
         except self._ray.exceptions.RayTaskError as error:

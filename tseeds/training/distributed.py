@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from tseeds import cluster
 from tseeds.config import UpdateConfig
-from tseeds.errors import StageFailed, UserError
+from tseeds.errors import StageFailed, UserError, first_line
 from tseeds.training.results import StepResult
 from tseeds.training.rows import Rows
 
@@ -157,7 +157,7 @@ def _gather(ray: Any, calls: list[Any], timeout: float | None) -> StepResult:
     dead = [e for e in errors if isinstance(e, ray.exceptions.RayActorError)]
     if dead:
         raise StageFailed(
-            f"update: a trainer process on Ray died ({cluster.reason(dead[0])}); everything committed so far is kept, run the "
+            f"update: a trainer process on Ray died ({first_line(dead[0])}); everything committed so far is kept, run the "
             "same command again"
         )
     if errors:
