@@ -25,7 +25,7 @@ def export(
 ) -> None:
     """Export rollouts to a TRL- or verl-style file, or a policy that transformers and vllm serve load as it is.
 
-    The policy of a LoRA run is the merged model; an adapter directory is merged into its base.
+    A LoRA adapter, such as the policy of a run with update.lora, is merged into its base.
     """
     import json
 

@@ -371,7 +371,7 @@ class UpdateConfig(Section):
     save_tokens: bool = False
     """Write tokens.parquet: one row per token with ratio, weight and clip flags."""
     lora: LoraConfig | None = None
-    """Train adapters instead of all weights."""
+    """Train adapters instead of all weights; every policy but step 0 is then an adapter in peft's format."""
     processes: Positive = 1
     """Trainer processes (FSDP2); more than one is started through torchrun."""
     threads: NonNegative = 0

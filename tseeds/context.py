@@ -149,6 +149,7 @@ def _engine_values(config: Pipeline) -> dict[str, Any]:
         "dtype": config.policy.dtype,
         "max_model_len": config.problems.max_prompt_tokens + response,
         "trust_remote_code": config.policy.trust_remote_code,
+        "lora": config.update.lora,
     }
 
 

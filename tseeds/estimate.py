@@ -228,12 +228,17 @@ def state_bytes(config: Pipeline, model: Model) -> dict[str, int]:
     kinds = {kind for file in model.files.values() for kind, _ in file.values()}
     if not kinds:
         kinds = {"F32" if config.policy.dtype == "float32" else "BF16"}
-    if config.update.lora is not None or kinds != {"F32"}:
+    if config.update.lora is None and kinds != {"F32"}:
         files["master.safetensors"] = file_bytes(trained, metadata={})
-    if config.update.lora is not None:
-        plain = {n.replace(".default.", "."): t for n, t in trained.items()}
-        files["adapter_model.safetensors"] = file_bytes(plain)
     return files
+
+
+def policy_bytes(config: Pipeline, model: Model) -> int:
+    """Bytes of the safetensors files of a policy that the trainer writes: a whole model, or an adapter."""
+    if config.update.lora is None:
+        return model.stored_bytes(config.policy.dtype)
+    plain = {n.replace(".default.", "."): t for n, t in masters(config, model).items()}
+    return file_bytes(plain, metadata={"format": "pt", "base": 64 * "0"})
 
 
 def nodes(config: Pipeline) -> tuple[int, int]:
@@ -343,6 +348,7 @@ def _trainer(result: Estimate, config: Pipeline, model: Model) -> None:
     if config.update.kl_coef:
         fixed.append(Part("reference policy", width * result.parameters / world, "update.kl_coef > 0"))
     saved = max((file_bytes(t) for t in model.files.values()), default=model.stored_bytes(config.policy.dtype))
+    saved = policy_bytes(config, model) if lora else saved
     base = sum(p.value for p in fixed)
     peak = base + max(busy, saved if device == "cpu" else 0)
     _set(result, trainer=[*fixed, *moving], trainer_peak=peak)
@@ -376,13 +382,13 @@ def _engine(result: Estimate, config: Pipeline, model: Model, gpu_memory_gb: flo
 
 
 def _disk(result: Estimate, config: Pipeline, model: Model, mean: float) -> None:
-    policy = model.stored_bytes(config.policy.dtype)
+    whole, policy = model.stored_bytes(config.policy.dtype), policy_bytes(config, model)
     state = sum(state_bytes(config, model).values())
     last, keep = config.run.iterations, config.snapshot
     taken = schedule.pool_steps(keep, last, snapshot_bytes=policy)
     kept = [i for i in range(1, last + 1) if i > last - keep.keep_states or _multiple(i, keep.keep_states_every)]
     linked = [i for i in kept if i in taken]  # their policy is the snapshot's files under another name
-    snapshots, policies = policy * len(taken), policy * (len(kept) - len(linked))
+    snapshots, policies = whole + policy * (len(taken) - 1), policy * (len(kept) - len(linked))
     rows = last * config.rollout.problems_per_iteration * config.rollout.group_size
     trajectories = rows * (8 * mean + 100)
     update = policy + state

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tseeds.artifacts import schema
-from tseeds.artifacts.policy import PROBE_FILE, file_digest, policy_digest, policy_files
+from tseeds.artifacts.policy import PROBE_FILE, file_digest, model_directory, policy_digest, policy_files
 from tseeds.artifacts.store import Identity, Manifest, read_manifest, read_table, require, writing
 from tseeds.errors import UserError
 
@@ -232,7 +232,7 @@ def export_policy(policy: Path, out: Path, *, base: Path | None = None) -> str:
     """Copy a policy as a model directory that transformers and ``vllm serve`` load as it is; returns its digest.
 
     Only what makes a policy is copied (config, safetensors, tokenizer), never trainer state. A LoRA adapter is merged into
-    ``base``; by default that is the policy that its adapter_config.json names, or step 0 of the run that it lies in.
+    ``base``; by default that is the policy that its adapter_config.json names.
 
     Raises:
         UserError: not a policy, an adapter whose base is not there, or ``out`` exists.
@@ -241,7 +241,10 @@ def export_policy(policy: Path, out: Path, *, base: Path | None = None) -> str:
         raise UserError(f"{out}: exists already; name a new directory")
     files = policy_files(policy)
     adapter = not (policy / "config.json").is_file()
-    base = (base or _base_of(policy)) if adapter else None
+    try:
+        base = (base or model_directory(policy)) if adapter else None
+    except UserError as error:
+        raise UserError(f"{error}, or name it with --base") from None
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -257,14 +260,3 @@ def export_policy(policy: Path, out: Path, *, base: Path | None = None) -> str:
     digest = policy_digest(aside)
     aside.rename(out)
     return digest
-
-
-def _base_of(adapter: Path) -> Path:
-    """The policy that a LoRA adapter changes."""
-    named = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    places = [adapter / named] if isinstance(named, str) else []
-    places += [folder / "snapshots" / "step-000000" for folder in adapter.resolve().parents[:5]]
-    for place in places:
-        if (place / "config.json").is_file():
-            return place
-    raise UserError(f"{adapter}: a LoRA adapter, and the policy it changes is not known here; name it with --base")

@@ -133,11 +133,10 @@ def iteration_steps(history: History, run: RunDir, iteration: int) -> Iterator[S
         rollout, rollout.Inputs(policy, i - 1, run.problems, seeds, i, snapshots, rates), run.stage(i, "rollout"), i
     )
     yield Step(score, score.Inputs(run.stage(i, "rollout"), run.problems), run.stage(i, "score"), i)
-    base = run.snapshot(0) if config.update.lora is not None and state is not None else None
     yield Step(
         update,
         update.Inputs(
-            policy, state, run.stage(i, "rollout"), run.stage(i, "score"), i, _reference(config, run, i, pool), base
+            policy, state, run.stage(i, "rollout"), run.stage(i, "score"), i, _reference(config, run, i, pool)
         ),
         run.stage(i, "update"),
         i,

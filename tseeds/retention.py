@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tseeds.artifacts import store
+from tseeds.artifacts.policy import ADAPTER_CONFIG
 from tseeds.artifacts.rundir import RunDir
 from tseeds.history import History
 
@@ -26,7 +27,11 @@ class Removal:
 
 
 def snapshot_bytes(run: RunDir) -> int:
-    """Size of one snapshot: that of step 0."""
+    """Size of one snapshot: that of step 0, or of iteration 1's adapter where adapters are trained."""
+    first = store.read_manifest(run.stage(1, "update"))
+    adapter = [f for f in first.files if f.path.startswith("policy/")] if first else []
+    if any(f.path == f"policy/{ADAPTER_CONFIG}" for f in adapter):
+        return sum(f.bytes for f in adapter)
     manifest = store.read_manifest(run.snapshot(0))
     return manifest.bytes if manifest else 0
 

@@ -1,7 +1,7 @@
 """Stage snapshot: an immutable, content-addressed copy of a policy at a training step.
 
-Reads a policy directory; writes the same model directory with ``probe.json`` (trainer-side log-probs of fixed sequences,
-against which every engine swap is verified) beside the weights.
+Reads a policy directory; writes the same model directory, or the same LoRA adapter, with ``probe.json`` (trainer-side
+log-probs of fixed sequences, against which every engine swap is verified) beside the weights.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tseeds.artifacts.policy import PROBE_FILE, policy_files
+from tseeds.artifacts.policy import ADAPTER_CONFIG, PROBE_FILE, place_adapter, policy_files
 from tseeds.artifacts.rundir import digest_of, recorded_digest
 from tseeds.artifacts.store import Identity, Manifest, check_space, link_or_copy, writing
 from tseeds.config import Pipeline
@@ -60,7 +60,9 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         target = writer.path("")
         probe = inputs.policy / PROBE_FILE
         for file in [*files, *([probe] if probe.is_file() else [])]:
-            if inputs.link:
+            if file.name == ADAPTER_CONFIG:
+                place_adapter(inputs.policy, target)
+            elif inputs.link:
                 link_or_copy(file, target / file.name)
             else:
                 shutil.copyfile(file, target / file.name)

@@ -1,8 +1,8 @@
 """Stage update: the mixed-loss policy update on one iteration's rollouts and scores.
 
-Reads the policy of step i - 1 with its trainer state, rollouts, scores; writes policy/ (a model directory), state/
-(optimizer moments, fp32 master weights where the policy is bf16, step and token counts), rows.parquet, steps.parquet and,
-when asked for, tokens.parquet.
+Reads the policy of step i - 1 with its trainer state, rollouts, scores; writes policy/ (a model directory; with update.lora
+an adapter), state/ (optimizer moments, fp32 master weights where the policy is bf16, step and token counts), rows.parquet,
+steps.parquet and, when asked for, tokens.parquet.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _NEUTRAL = {"processes", "threads"}
 
 @dataclass(frozen=True)
 class Inputs:
-    """policy: model directory; state: trainer state beside it (None at step 0); reference: model directory of the KL term;
-    base: the model directory that adapters were begun on (update.lora with a state)."""
+    """policy: model directory; state: trainer state beside it (None at step 0); reference: model directory of the KL term."""
 
     policy: Path
     state: Path | None
@@ -37,7 +36,6 @@ class Inputs:
     scores: Path
     iteration: int
     reference: Path | None = None
-    base: Path | None = None
 
 
 def identity(config: Pipeline, inputs: Inputs) -> Identity:
@@ -58,8 +56,6 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
         digests["state"] = require(inputs.state.parent, "trainer state").digest
     if inputs.reference is not None:
         digests["reference"] = recorded_digest(inputs.reference)
-    if inputs.base is not None:
-        digests["base"] = recorded_digest(inputs.base)
     return Identity(STAGE, VERSION, values, digests)
 
 
@@ -86,7 +82,6 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         "run_seed": config.run.seed,
         "max_response_tokens": config.rollout.max_response_tokens,
         "state": inputs.state,
-        "base": inputs.base,
         "trust_remote_code": config.policy.trust_remote_code,
     }
     several = config.update.processes > 1

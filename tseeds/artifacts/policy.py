@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tseeds.artifacts.disk import read_object
 from tseeds.errors import UserError
@@ -20,11 +23,16 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-_OTHER = ("config.json", "generation_config.json", "adapter_config.json")
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_BASE = "base_model_name_or_path"
+_OTHER = ("config.json", "generation_config.json", ADAPTER_CONFIG)
 
 
 def policy_files(policy: Path) -> list[Path]:
     """The files that make a policy: config, safetensors, tokenizer; sorted by name. Nothing else in the directory counts.
+
+    A LoRA adapter in peft's format is a policy too; ``model_directory`` is its base.
 
     Raises:
         UserError: not a model directory, pickled weights only, or a shard named by the index is missing.
@@ -32,7 +40,7 @@ def policy_files(policy: Path) -> list[Path]:
     policy = Path(policy)
     if not policy.is_dir():
         raise UserError(f"{policy}: no such policy directory; name a Hugging Face model directory on this machine")
-    if not (policy / "config.json").is_file() and not (policy / "adapter_config.json").is_file():
+    if not (policy / "config.json").is_file() and not (policy / ADAPTER_CONFIG).is_file():
         raise UserError(f"{policy}: no config.json; not a Hugging Face model directory")
     weights = sorted(policy.glob("*.safetensors"))
     index = policy / "model.safetensors.index.json"
@@ -61,13 +69,34 @@ def model_directory(policy: Path) -> Path:
     Raises:
         UserError: adapter_config.json is not readable or names no model directory.
     """
-    file = Path(policy) / "adapter_config.json"
+    file = Path(policy) / ADAPTER_CONFIG
     if (Path(policy) / "config.json").is_file() or not file.is_file():
         return Path(policy)
-    base = Path(policy) / str(read_object(file, "copy the adapter again").get("base_model_name_or_path"))
+    base = Path(policy) / str(read_object(file, "copy the adapter again").get(_BASE))
     if not (base / "config.json").is_file():
         raise UserError(f"{file}: base_model_name_or_path {base} is no model directory; write its path there")
     return base
+
+
+def check_base(adapter: Path, digest: str) -> None:
+    """Compare the digest of an adapter's base with the one that the adapter's weights record, where they record one.
+
+    Raises:
+        UserError: it was trained on another base.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = adapter / ADAPTER_WEIGHTS
+    try:
+        with safe_open(file, framework="numpy") as handle:
+            recorded = (handle.metadata() or {}).get("base", digest)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: damaged ({error}); copy the adapter again") from None
+    if recorded != digest:
+        raise UserError(
+            f"{adapter}: an adapter of another policy than {model_directory(adapter)} (digest {recorded[:12]}, here "
+            f"{digest[:12]}); name its own base in {ADAPTER_CONFIG}"
+        )
 
 
 def file_digest(path: Path) -> str:
@@ -77,9 +106,34 @@ def file_digest(path: Path) -> str:
 
 
 def policy_digest(policy: Path) -> str:
-    """sha256 over (name, sha256) of the policy's files: equal digests sample equally. The probe does not count."""
-    lines = "".join(f"{p.name} {file_digest(p)}\n" for p in policy_files(policy))
+    """sha256 over (name, sha256) of the policy's files: equal digests sample equally. The probe does not count.
+
+    Nor does the place where an adapter finds its base: the digest of its base stands in adapters that tseeds wrote.
+    """
+    lines = "".join(f"{p.name} {_part_digest(p)}\n" for p in policy_files(policy))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _part_digest(file: Path) -> str:
+    if file.name != ADAPTER_CONFIG:
+        return file_digest(file)
+    values = {k: v for k, v in read_object(file, "copy the adapter again").items() if k != _BASE}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def write_adapter_config(out: Path, values: Mapping[str, Any], base: Path) -> None:
+    """Write adapter_config.json (peft's ``values``) of the adapter at ``out``, naming its base relative to it.
+
+    A run moves as a whole, so a path inside it stays right.
+    """
+    values = {**values, _BASE: os.path.relpath(base.resolve(), out.resolve())}
+    (out / ADAPTER_CONFIG).write_text(json.dumps(values, sort_keys=True, indent=2))
+
+
+def place_adapter(adapter: Path, out: Path) -> None:
+    """Write the adapter_config.json of a copy of ``adapter`` at ``out``."""
+    values = read_object(adapter / ADAPTER_CONFIG, "copy the adapter again")
+    write_adapter_config(out, values, model_directory(adapter))
 
 
 def probe_sequences(vocab_size: int, *, sequences: int = 3, length: int = 12) -> list[list[int]]:

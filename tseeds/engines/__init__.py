@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tseeds.config import EngineConfig
+from tseeds.config import EngineConfig, LoraConfig
 from tseeds.engines.base import Completion, Engine, Request
 
 __all__ = ["Completion", "Engine", "Request", "open_engine", "sample_each"]
@@ -17,11 +17,13 @@ def open_engine(
     dtype: str,
     max_model_len: int,
     trust_remote_code: bool = False,
+    lora: LoraConfig | None = None,
     run: Path | None = None,
 ) -> Engine:
     """The engine that the pipeline names; it starts at its first load.
 
-    dtype: compute precision. max_model_len: most tokens of prompt and response together. run: where ``tseeds engine serve``
+    dtype: compute precision. max_model_len: most tokens of prompt and response together. lora: of the adapters that
+    it will be given; None where it is given none, or one as its first policy. run: where ``tseeds engine serve``
     keeps an engine warm for this run directory, that one is used.
     """
     if run is not None and config.backend == "vllm" and (run / "engine.json").is_file():
@@ -33,14 +35,20 @@ def open_engine(
     if config.workers > 1 or config.ray_address is not None:
         from tseeds.engines.pool import PoolEngine
 
-        return PoolEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
+        return PoolEngine(
+            config,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
+            lora=lora,
+        )
     if config.backend == "transformers":
         from tseeds.engines.transformers import TransformersEngine
 
         return TransformersEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
     from tseeds.engines.vllm import VllmEngine
 
-    return VllmEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code)
+    return VllmEngine(config, dtype=dtype, max_model_len=max_model_len, trust_remote_code=trust_remote_code, lora=lora)
 
 
 def sample_each(

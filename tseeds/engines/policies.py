@@ -14,7 +14,14 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tseeds.artifacts.policy import model_directory, policy_digest, policy_files
+from tseeds.artifacts.policy import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    check_base,
+    model_directory,
+    policy_digest,
+    policy_files,
+)
 from tseeds.errors import UserError
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -43,7 +50,7 @@ class Policy:
 
     path: absolute. digest: of policy_digest. config: config.json. eos: token ids that end a response, ascending.
     tensors: shape of every tensor by name. base: of a LoRA adapter, the policy that it changes, whose config, eos and
-    tensors these are; rank: the adapter's.
+    tensors these are; rank and targets (names of the linear layers that it changes): the adapter's.
     """
 
     path: Path
@@ -53,6 +60,7 @@ class Policy:
     tensors: dict[str, tuple[int, ...]]
     base: Policy | None = None
     rank: int = 0
+    targets: tuple[str, ...] = ()
 
     @property
     def vocab_size(self) -> int:
@@ -103,13 +111,26 @@ def _describe(path: Path, stamp: tuple[tuple[str, int, int], ...]) -> Policy:
 
 def _describe_adapter(path: Path) -> Policy:
     """A directory in peft's format; its base is read where adapter_config.json names it, relative to the directory or not."""
-    file = path / "adapter_config.json"
+    file = path / ADAPTER_CONFIG
     config = read_json(file)
     base = model_directory(path)
-    if config.get("peft_type", "LORA") != "LORA" or not isinstance(config.get("r"), int):
-        raise UserError(f"{file}: not a LoRA adapter")
+    targets = config.get("target_modules")
+    lora = config.get("peft_type", "LORA") == "LORA" and isinstance(config.get("r"), int)
+    if not lora or not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
+        raise UserError(f"{file}: not a LoRA adapter whose target_modules are a list of names")
     full = describe(base)
-    return Policy(path, policy_digest(path), full.config, full.eos, full.tensors, base=full, rank=config["r"])
+    tensor_shapes(path / ADAPTER_WEIGHTS)
+    check_base(path, full.digest)
+    return Policy(
+        path,
+        policy_digest(path),
+        full.config,
+        full.eos,
+        full.tensors,
+        base=full,
+        rank=config["r"],
+        targets=tuple(targets),
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

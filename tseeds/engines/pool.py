@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tseeds import cluster
-from tseeds.config import EngineConfig
+from tseeds.config import EngineConfig, LoraConfig
 from tseeds.engines import policies, requests, threads, transformers
 from tseeds.engines.base import Completion, Engine, Request
 from tseeds.engines.transformers import TransformersEngine
@@ -35,11 +35,22 @@ class PoolEngine:
     """
 
     def __init__(
-        self, config: EngineConfig, *, dtype: str, max_model_len: int, trust_remote_code: bool = False
+        self,
+        config: EngineConfig,
+        *,
+        dtype: str,
+        max_model_len: int,
+        trust_remote_code: bool = False,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
-        self._options = {"dtype": dtype, "max_model_len": max_model_len, "trust_remote_code": trust_remote_code}
+        self._options = {
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "trust_remote_code": trust_remote_code,
+            "lora": lora,
+        }
         self._actors: list[Any] = []
         self._ray: Any = None
         self._held: policies.Policy | None = None

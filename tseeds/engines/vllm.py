@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import random
@@ -17,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tseeds.config import EngineConfig
+from tseeds.artifacts.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from tseeds.config import EngineConfig, LoraConfig
 from tseeds.engines import policies, probe, requests, threads, watch
 from tseeds.engines.base import Completion, Request
 from tseeds.errors import StageFailed, UserError, first_line
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_SEQUENCES = 256
 """Sequences that decode together. More gained nothing on CPU (docs/engines.md)."""
 MAX_ADAPTERS = 8
-"""LoRA adapters whose rows share a batch."""
+"""LoRA adapters whose rows share a batch, beside rows of the base."""
 TOP = 20
 """Log-probs that an entropy is computed from where the sampler offers no exact one."""
 
@@ -35,14 +37,21 @@ TOP = 20
 class VllmEngine:
     """An engine that holds one policy at a time (see Engine); started lazily by the first load.
 
-    dtype: compute precision. max_model_len: most tokens of prompt and response together.
+    dtype: compute precision. max_model_len: most tokens of prompt and response together. lora: of the adapters to come; None
+    leaves it to the first policy.
     """
 
     def __init__(
-        self, config: EngineConfig, *, dtype: str, max_model_len: int, trust_remote_code: bool = False
+        self,
+        config: EngineConfig,
+        *,
+        dtype: str,
+        max_model_len: int,
+        trust_remote_code: bool = False,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.config, self.dtype, self.max_model_len = config, dtype, max_model_len
-        self.trust_remote_code = trust_remote_code
+        self.trust_remote_code, self.lora = trust_remote_code, lora
         self._llm: Any = None
         self._started: policies.Policy | None = None
         self._held: policies.Policy | None = None
@@ -56,6 +65,7 @@ class VllmEngine:
         self._lock = threading.RLock()
         self._owners: dict[str, deque[Any]] = {}
         self._adapters: dict[str, Any] = {}
+        self._nothing: Any = None  # stands for no adapter, see _Nothing
         self._watch = watch.Watch(config.stall_seconds)
         self.merges = False
         """Whether an adapter was merged because the engine serves none."""
@@ -64,7 +74,7 @@ class VllmEngine:
 
     @property
     def shares_batches(self) -> bool:
-        """Whether rows of several policies decode together: the engine was started on a LoRA adapter."""
+        """Whether rows of several policies decode together: the engine was started for LoRA adapters."""
         return self._lora > 0
 
     def load(self, policy: Path) -> str:
@@ -78,7 +88,7 @@ class VllmEngine:
         expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype, trust_remote_code=self.trust_remote_code)
         begin = time.perf_counter()
         if self._llm is None:
-            self._start(wanted.base or wanted, wanted.rank)
+            self._start(wanted)
         full = wanted
         if wanted.base is not None and self._lora:
             self._adopt(wanted)
@@ -103,10 +113,16 @@ class VllmEngine:
                 f"{policy.path}: adapter of rank {policy.rank} on {policy.base.path}; the engine holds {self._started.path} "
                 f"for ranks up to {self._lora}: one run has one base and one rank"
             )
-        number = len(self._adapters) + 1
-        self._adapters.setdefault(policy.digest, LoRARequest(policy.digest, number, str(policy.path)))
+        known = self._adapters.get(policy.digest)
+        number = known.lora_int_id if known else len(self._adapters) + 2
+        # the path is the newest one: vllm reads an adapter again that it dropped, and retention may have removed the first
+        self._adapters[policy.digest] = LoRARequest(policy.digest, number, str(policy.path))
 
-    def _start(self, policy: policies.Policy, rank: int) -> None:
+    def _start(self, first: policies.Policy) -> None:
+        policy = first.base or first
+        rank, targets = first.rank, first.targets
+        if self.lora is not None:
+            rank, targets = max(rank, self.lora.rank), tuple({*targets, *self.lora.targets})
         self._threads = threads.choose(policy.parameters, self.config.threads)
         threads.prepare(self._threads)
         begin = time.perf_counter()
@@ -115,7 +131,7 @@ class VllmEngine:
             with quiet():
                 try:
                     self._llm = _open(
-                        policy.path, self.config, self.dtype, self.max_model_len, self.trust_remote_code, rank
+                        policy.path, self.config, self.dtype, self.max_model_len, self.trust_remote_code, rank, targets
                     )
                 except Exception as error:
                     if rank == 0:
@@ -126,6 +142,7 @@ class VllmEngine:
             logger.warning("%s: this vLLM serves no LoRA adapters here (%s)", policy.path, lacking)
         self._exact = all(self._llm.collective_rpc("tseeds_hook_sampler"))
         self._started, self._lora, self._weights = policy, rank, policy.digest
+        self._nothing = _Nothing(policy, targets) if rank else None
         self._watch.follow(self._llm.llm_engine.engine_core)
         logger.info(
             "vllm started in %.1f s with %d thread%s for %.1f M parameters (engine.threads changes it)",
@@ -160,7 +177,7 @@ class VllmEngine:
     def _check(self, policy: policies.Policy, expected: probe.Probe) -> float:
         """Prove that the engine holds ``policy``; returns the mean difference in nats."""
         try:
-            found = self.score(expected.ids, self._adapters.get(policy.digest))
+            found = self.score(expected.ids, self._adapter(policy))
             return probe.check(policy.path, expected, found, self.dtype, self._probe)
         except StageFailed:
             self._forget()
@@ -168,6 +185,12 @@ class VllmEngine:
         except Exception as error:
             self._forget()
             raise StageFailed(f"{policy.path}: vllm cannot run this model here: {first_line(error)}") from error
+
+    def _adapter(self, policy: policies.Policy) -> Any:
+        """What a request for this policy names to vLLM; None in an engine without adapters."""
+        if not self._lora:
+            return None
+        return self._adapters.get(policy.digest, self._nothing.request)
 
     def score(self, sequences: Sequence[Sequence[int]], adapter: Any = None) -> list[list[float]]:
         """Log-probs at temperature 1 of every token but the first of each sequence, by the engine as it is now."""
@@ -190,7 +213,7 @@ class VllmEngine:
 
     def _run(self, requests_: Sequence[Request], policy: policies.Policy) -> Iterator[tuple[int, Completion]]:
         """Feed all requests, then step until they are done; rows of other calls that finish meanwhile are left for them."""
-        engine, lora = self._llm.llm_engine, self._adapters.get(policy.digest)
+        engine, lora = self._llm.llm_engine, self._adapter(policy)
         mine: dict[str, int] = {}
         done: deque[Any] = deque()
         try:
@@ -268,10 +291,37 @@ class VllmEngine:
         llm, self._llm, self._started = self._llm, None, None
         self._forget()
         self._adapters.clear()
+        self._nothing = None
         self._watch.close()
         with quiet():
             llm.llm_engine.engine_core.shutdown()
             _clean_up()
+
+
+class _Nothing:
+    """An adapter of rank 1 that is zero, for rows of the base itself.
+
+    vLLM's CPU build reads "no adapter" as its last slot: such a row in one batch with adapters would be sampled with another
+    policy's (vllm 0.32.0: index -1 into the stacked weights, lora/ops/torch_ops).
+    """
+
+    def __init__(self, base: policies.Policy, targets: Sequence[str]) -> None:
+        import torch
+        from safetensors.torch import save_file
+        from vllm.lora.request import LoRARequest
+
+        stems = [n.removesuffix(".weight") for n in base.tensors if n.endswith(".weight")]
+        stem = next(n for n in sorted(stems) if n.rpartition(".")[2] in targets)
+        width, height = base.tensors[f"{stem}.weight"]
+
+        self._place = tempfile.TemporaryDirectory(prefix="tseeds-no-adapter-")
+        place = Path(self._place.name)
+        values = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [stem.rpartition(".")[2]]}
+        (place / ADAPTER_CONFIG).write_text(json.dumps(values))
+        name = f"base_model.model.{stem}"
+        zeros = {f"{name}.lora_A.weight": torch.zeros(1, height), f"{name}.lora_B.weight": torch.zeros(width, 1)}
+        save_file(zeros, place / ADAPTER_WEIGHTS)
+        self.request = LoRARequest("none", 1, str(place))
 
 
 def _clean_up() -> None:
@@ -365,7 +415,13 @@ def merged(policy: policies.Policy, *, trust_remote_code: bool) -> Iterator[Path
 
 
 def _open(
-    path: Path, config: EngineConfig, dtype: str, max_model_len: int, trust_remote_code: bool, rank: int = 0
+    path: Path,
+    config: EngineConfig,
+    dtype: str,
+    max_model_len: int,
+    trust_remote_code: bool,
+    rank: int = 0,
+    targets: Sequence[str] = (),
 ) -> Any:
     environment()
     try:
@@ -384,7 +440,10 @@ def _open(
     elif config.sleep_during_update:
         options["enable_sleep_mode"] = True
     if rank > 0:
-        options |= {"enable_lora": True, "max_loras": MAX_ADAPTERS, "max_lora_rank": _lora_rank(rank)}
+        if "lm_head" in targets:
+            raise ValueError("an adapter on lm_head has no log-probs of prompts, by which swaps are verified")
+        options |= {"enable_lora": True, "max_loras": MAX_ADAPTERS + 1, "max_lora_rank": _lora_rank(rank)}
+        options["lora_target_modules"] = sorted(targets)  # else lm_head is wrapped too
     set_threads, states = torch.set_num_threads, (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
     try:
         return LLM(str(path), **options)

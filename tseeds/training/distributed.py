@@ -47,7 +47,6 @@ def update(
     iteration: int,
     max_response_tokens: int | None = None,
     state: Path | None = None,
-    base: Path | None = None,
     reference: Path | None = None,
     trust_remote_code: bool = False,
     timeout: float | None = None,
@@ -65,7 +64,7 @@ def update(
         "config": config.model_dump(mode="json"),
         "trainer": {
             "policy": str(policy), "dtype": dtype, "run_seed": run_seed, "max_response_tokens": max_response_tokens,
-            "state": state and str(state), "base": base and str(base), "trust_remote_code": trust_remote_code,
+            "state": state and str(state), "trust_remote_code": trust_remote_code,
         },
         "iteration": iteration, "reference": reference and str(reference),
         "out_policy": str(out_policy), "out_state": str(out_state),
@@ -213,8 +212,7 @@ def _train(spec: dict[str, Any], rows: pa.Table) -> StepResult | None:
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
         options = dict(spec["trainer"])
-        for name in ("state", "base"):
-            options[name] = options[name] and Path(options[name])
+        options["state"] = options["state"] and Path(options["state"])
         trainer = Trainer(UpdateConfig.model_validate(spec["config"]), Path(options.pop("policy")), **options)
         reference = spec["reference"] and Path(spec["reference"])
         result = trainer.step(_rows(rows), iteration=spec["iteration"], reference=reference)

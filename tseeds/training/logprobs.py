@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from tseeds.errors import UserError
+from tseeds.artifacts.policy import model_directory
+from tseeds.errors import UserError, first_line
 from tseeds.training.batches import Packed, pack
 
 log = logging.getLogger(__name__)
@@ -251,7 +252,8 @@ def _is_arm() -> bool:
 def load_model(policy: Path, *, dtype: str, trust_remote_code: bool = False, packed: bool = True) -> nn.Module:
     """A Hugging Face causal language model from a directory, never from the network, in evaluation mode.
 
-    dtype: "float32" or "bfloat16"; see ``rounds_only`` for CPUs that cannot compute in the latter.
+    policy: model directory, or a LoRA adapter, which lies in fp32 on its base. dtype: "float32" or "bfloat16"; see
+    ``rounds_only`` for CPUs that cannot compute in the latter.
 
     Raises:
         UserError: the directory holds no loadable causal language model.
@@ -260,6 +262,8 @@ def load_model(policy: Path, *, dtype: str, trust_remote_code: bool = False, pac
         raise UserError(
             f"{policy}: no such model directory; a run keeps the policies that snapshot retention names (tseeds status)"
         )
+    if (base := model_directory(policy)) != policy:
+        return with_adapter(load_model(base, dtype=dtype, trust_remote_code=trust_remote_code, packed=packed), policy)
     rounded = dtype == "bfloat16" and rounds_only()
     transformers_logging.disable_progress_bar()
     try:
@@ -280,6 +284,22 @@ def load_model(policy: Path, *, dtype: str, trust_remote_code: bool = False, pac
             for p in model.parameters():
                 p.copy_(p.bfloat16())
     return model.eval()
+
+
+def with_adapter(model: nn.Module, adapter: Path, *, trained: bool = False) -> Any:
+    """``model`` with a LoRA adapter (peft's format) in fp32 beside its weights, in evaluation mode; trained: with gradients.
+
+    Raises:
+        UserError: peft is missing, or the adapter does not fit.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise UserError(f'{adapter}: a LoRA adapter needs peft: pip install "tseeds[lora]"') from None
+    try:
+        return PeftModel.from_pretrained(model, str(adapter), is_trainable=trained).eval()  # type: ignore[arg-type]
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
+        raise UserError(f"{adapter}: not an adapter of its base: {first_line(error)}") from None
 
 
 def load_policy(policy: Path, *, dtype: str, trust_remote_code: bool = False) -> Policy:

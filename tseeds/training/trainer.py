@@ -102,13 +102,11 @@ class Trainer:
         run_seed: int,
         max_response_tokens: int | None = None,
         state: Path | None = None,
-        base: Path | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         """
         policy: model directory. dtype: compute precision, "float32" or "bfloat16". max_response_tokens: the rollout's budget,
         for aggregation "constant" and overlong "penalty". state: directory written by ``save``; None starts afresh.
-        base: with config.lora and a state, the policy that the adapters were begun on.
 
         Raises:
             UserError: policy or state cannot be loaded, or do not fit together.
@@ -117,7 +115,7 @@ class Trainer:
             raise UserError('update: aggregation "constant" and overlong "penalty" need rollout.max_response_tokens')
         self.config, self.dtype, self.run_seed, self.trust = config, dtype, run_seed, trust_remote_code
         self.max_response_tokens = max_response_tokens
-        self.weights = Weights(config, policy, dtype=dtype, state=state, base=base, trust_remote_code=trust_remote_code)
+        self.weights = Weights(config, policy, dtype=dtype, state=state, trust_remote_code=trust_remote_code)
         self.policy = self.weights.policy
         self._reference: tuple[Path, Policy] | None = None
 

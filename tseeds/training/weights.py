@@ -20,16 +20,26 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tseeds.artifacts.policy import policy_digest, policy_files, probe_sequences, write_probe
+from tseeds.artifacts.policy import (
+    ADAPTER_WEIGHTS,
+    check_base,
+    model_directory,
+    policy_files,
+    probe_sequences,
+    write_adapter_config,
+    write_probe,
+)
+from tseeds.artifacts.rundir import digest_of
 from tseeds.config import LoraConfig, UpdateConfig
 from tseeds.errors import UserError
 from tseeds.training import ranks
-from tseeds.training.logprobs import DTYPES, Policy, load_model, load_policy, plain_logprobs, rounds_only
+from tseeds.training.logprobs import DTYPES, Policy, load_model, load_policy, plain_logprobs, rounds_only, with_adapter
 
 log = logging.getLogger(__name__)
 
 _ONE_THREAD = 20_000_000  # parameters up to which barriers cost more than a second thread brings
-_MASTER, _MOMENTS, _FACTS, _ADAPTER = "master.safetensors", "optimizer.safetensors", "trainer.json", "adapter"
+_ACTIVE = ".default."  # peft's name of an adapter in memory; files leave it out
+_MASTER, _MOMENTS, _FACTS = "master.safetensors", "optimizer.safetensors", "trainer.json"
 
 
 class Weights:
@@ -45,28 +55,33 @@ class Weights:
         *,
         dtype: str,
         state: Path | None = None,
-        base: Path | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         """
-        state: directory written by ``save``, None to start afresh. base: with lora and a state, the policy that the adapters
-        were begun on (``policy`` is then the merged model).
+        policy: model directory; with lora also an adapter, which is trained on. state: directory written by ``save``, None to
+        start afresh.
 
         Raises:
             UserError: something cannot be loaded, or does not fit together.
         """
         self.config, self.dtype, self.trust = config, dtype, trust_remote_code
         self.device = ranks.device()
-        if config.lora is not None and state is not None:
-            policy = _base_of(state, base)
-        self.base_digest = policy_digest(policy) if config.lora is not None else None
-        files = policy_files(policy)
-        self.layout = {f.name: _tensor_types(f) for f in files if f.suffix == ".safetensors"}
-        code = sorted(policy.glob("*.py")) if trust_remote_code else []
-        self.copied = {f.name: f.read_bytes() for f in [*files, *code] if f.suffix != ".safetensors"}
-        self.policy = load_policy(policy, dtype=dtype, trust_remote_code=trust_remote_code)
-        if config.lora is not None:
+        self.base = model_directory(policy)
+        if config.lora is None and self.base != policy:
+            raise UserError(
+                f"{policy}: a LoRA adapter; set update.lora to train it on, or merge it first: tseeds export {policy} --policy "
+                "-o MODEL"
+            )
+        self.policy = load_policy(self.base, dtype=dtype, trust_remote_code=trust_remote_code)
+        if config.lora is None:
+            files = policy_files(policy)
+            self.layout = {f.name: _tensor_types(f) for f in files if f.suffix == ".safetensors"}
+            code = sorted(policy.glob("*.py")) if trust_remote_code else []
+            self.copied = {f.name: f.read_bytes() for f in [*files, *code] if f.suffix != ".safetensors"}
+        elif self.base == policy:
             self.policy.model = _adapted(self.policy.model, config.lora)
+        else:
+            self.policy.model = _trained_on(self.policy.model, policy, config.lora)
         size = sum(p.numel() for p in self.policy.parameters())
         cores = max(1, len(os.sched_getaffinity(0)) // ranks.world())
         self.threads = config.threads or (1 if size <= _ONE_THREAD else cores)
@@ -175,9 +190,9 @@ class Weights:
     def save(self, policy: Path, state: Path) -> None:
         """Write a model directory with its probe, and the trainer state; equal weights write equal bytes.
 
-        Tensors keep the names, files and precision of the policy that training started from. With adapters the model
-        directory holds the merged model, and state/adapter/ the adapter alone, in peft's format. Called on all ranks,
-        written by the first.
+        Tensors keep the names, files and precision of the policy that training started from. With lora the policy is an
+        adapter in peft's format, which names its base by a path relative to ``policy``. Called on all ranks, written by the
+        first.
         """
         masters = {n: _whole(m.detach()).cpu() for n, m in self.masters.items()}
         moments = {
@@ -186,8 +201,9 @@ class Weights:
             for n, m in self.masters.items()
             if m in self.optimizer.state
         }
+        weights: dict[str, Tensor] = {}
         if self.config.lora is not None:
-            weights = _merged(self.policy.model, masters)
+            pass  # the masters are the policy
         elif ranks.world() > 1:
             weights = _with_ties(self.policy.model, masters)
         else:
@@ -209,6 +225,12 @@ class Weights:
         masters: dict[str, Tensor],
         moments: dict[str, Tensor],
     ) -> None:
+        (state / _FACTS).write_text(json.dumps(self.facts, sort_keys=True))
+        if moments:
+            save_file({n: t.contiguous() for n, t in moments.items()}, state / _MOMENTS)
+        if self.config.lora is not None:
+            self._write_adapter(policy, masters)
+            return
         for name, data in self.copied.items():
             (policy / name).write_bytes(data)
         kinds = {kind for types in self.layout.values() for kind in types.values()}
@@ -221,19 +243,26 @@ class Weights:
             # clone: tensors that share memory (a tied head) are refused by safetensors
             tensors = {n: weights[n].to("cpu", kind).clone().contiguous() for n, kind in types.items()}
             save_file(tensors, policy / file, metadata={"format": "pt"})
-        facts: dict[str, Any] = dict(self.facts)
-        if self.config.lora is not None:
-            facts["base"] = self.base_digest
-            _save_adapter(self.policy.model, masters, state / _ADAPTER)
-        if self.config.lora is not None or kinds != {torch.float32}:
+        if kinds != {torch.float32}:
             save_file({n: t.contiguous() for n, t in masters.items()}, state / _MASTER)
-        if moments:
-            save_file({n: t.contiguous() for n, t in moments.items()}, state / _MOMENTS)
-        (state / _FACTS).write_text(json.dumps(facts, sort_keys=True))
-        # the model in memory is what a fresh load would give only when no rounding lies between it and the files
-        same = kinds <= {torch.float32, DTYPES[self.dtype]} and ranks.world() == 1 and self.config.lora is None
-        if same:
-            _write_probe(self.policy.model, policy, self.dtype)
+        # no rounding may lie between the model in memory and the files
+        self._write_probe(policy, same=kinds <= {torch.float32, DTYPES[self.dtype]})
+
+    def _write_adapter(self, policy: Path, masters: dict[str, Tensor]) -> None:
+        save_file(
+            {n.replace(_ACTIVE, "."): t.contiguous() for n, t in masters.items()},
+            policy / ADAPTER_WEIGHTS,
+            metadata={"format": "pt", "base": digest_of(self.base)},
+        )
+        config = next(iter(self.policy.model.peft_config.values())).to_dict()
+        config |= {"inference_mode": True, "target_modules": sorted(config["target_modules"])}
+        write_adapter_config(policy, json.loads(json.dumps(config, default=str)), self.base)
+        self._write_probe(policy, same=True)
+
+    def _write_probe(self, policy: Path, *, same: bool) -> None:
+        """probe.json of the policy just written; same: a fresh load of it gives the model in memory."""
+        if same and ranks.world() == 1:
+            _write_probe_of(self.policy.model, policy, self.dtype)
         else:
             write_probe_for(policy, self.dtype, trust_remote_code=self.trust)
 
@@ -241,7 +270,7 @@ class Weights:
 def write_probe_for(policy: Path, dtype: str, *, trust_remote_code: bool = False) -> None:
     """Write probe.json of a model directory: its log-probs of the probe sequences when loaded afresh in ``dtype``."""
     model = load_model(policy, dtype=dtype, trust_remote_code=trust_remote_code, packed=False)
-    _write_probe(model, policy, dtype)
+    _write_probe_of(model, policy, dtype)
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path, *, dtype: str = "float32") -> None:
@@ -250,13 +279,8 @@ def merge_adapter(base: Path, adapter: Path, out: Path, *, dtype: str = "float32
     Raises:
         UserError: one of them cannot be loaded, or they do not fit.
     """
-    from peft import PeftModel
-
-    model = load_model(base, dtype=dtype, packed=False)
-    try:
-        merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except (ValueError, RuntimeError, OSError) as error:
-        raise UserError(f"{adapter}: not an adapter of {base}: {str(error).splitlines()[0]}") from None
+    merged: Any = with_adapter(load_model(base, dtype=dtype, packed=False), adapter)
+    merged = merged.merge_and_unload()
     out.mkdir(parents=True, exist_ok=True)
     tensors = merged.state_dict()
     for file in policy_files(base):
@@ -272,7 +296,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path, *, dtype: str = "float32
     write_probe_for(out, dtype)
 
 
-def _write_probe(model: Any, policy: Path, dtype: str) -> None:
+def _write_probe_of(model: Any, policy: Path, dtype: str) -> None:
     ids = probe_sequences(int(model.config.vocab_size))
     write_probe(policy, [plain_logprobs(model, s).tolist() for s in ids], ids, dtype)
 
@@ -376,46 +400,21 @@ def _adapted(model: Any, lora: LoraConfig) -> Any:
     return adapted.eval()
 
 
-def _base_of(state: Path, base: Path | None) -> Path:
-    """The policy that a state's adapters were begun on, its digest compared with the recorded one."""
-    if base is None:
-        raise UserError(f"{state}: adapters need the policy that they were begun on; name it as base")
-    recorded = json.loads((state / _FACTS).read_text()).get("base") if (state / _FACTS).is_file() else None
-    if recorded != policy_digest(base):
-        raise UserError(f"{base}: not the policy that the adapters in {state} were begun on")
-    return base
+def _trained_on(model: Any, adapter: Path, lora: LoraConfig) -> Any:
+    """The model with an adapter that was trained before, open to training again.
 
-
-def _merged(model: Any, masters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """{name in the base model: fp32 weight with its adapter added}: W + (alpha / rank) B A."""
-    prefix = "base_model.model."
-    out: dict[str, Tensor] = {}
-    lora = next(iter(model.peft_config.values()))
-    for name, tensor in model.state_dict().items():
-        if ".lora_" in name:
-            continue
-        plain = name.removeprefix(prefix).replace(".base_layer.", ".")
-        value = _whole(tensor.detach()).cpu()
-        if ".base_layer.weight" in name:
-            stem = name.removesuffix(".base_layer.weight")
-            a, b = masters[f"{stem}.lora_A.default.weight"], masters[f"{stem}.lora_B.default.weight"]
-            value = value.float() + (lora.lora_alpha / lora.r) * (b @ a)
-        out[plain] = value
-    return out
-
-
-def _save_adapter(model: Any, masters: dict[str, Tensor], out: Path) -> None:
-    """The adapter alone, in peft's format, without the path of its base."""
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {n.replace(".default.", "."): t.contiguous() for n, t in masters.items()},
-        out / "adapter_model.safetensors",
-        metadata={"format": "pt"},
-    )
-    config = next(iter(model.peft_config.values())).to_dict()
-    config |= {
-        "base_model_name_or_path": None,
-        "inference_mode": True,
-        "target_modules": sorted(config["target_modules"]),
-    }
-    (out / "adapter_config.json").write_text(json.dumps(config, sort_keys=True, indent=2, default=str))
+    Raises:
+        UserError: it belongs to another base, or was made with other values than ``lora``.
+    """
+    check_base(adapter, digest_of(model_directory(adapter)))
+    adapted = with_adapter(model, adapter, trained=True)
+    made = next(iter(adapted.peft_config.values()))
+    found = {"rank": made.r, "alpha": float(made.lora_alpha), "targets": sorted(made.target_modules)}
+    wanted = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
+    for key, value in found.items():
+        if value != wanted[key]:
+            raise UserError(
+                f"update.lora.{key}: {wanted[key]}, but the adapter {adapter} was made with {value}; set it back, or start "
+                "another run from the merged policy (tseeds export --policy)"
+            )
+    return adapted
