@@ -4,7 +4,8 @@
 
 Without arguments: the toy policy. Raw and stage take turns on the same engine and the same requests, with the prefix cache
 emptied before each; the best of the repeats counts. CPU seconds of the process are given beside wall seconds because they
-mean something on a busy machine too. --workers N adds a pool of N single-thread engines against one of them.
+mean something on a busy machine too. --workers N adds a pool of N single-thread engines against one of them. --adapters RANK
+adds the seed stage with LoRA adapters as snapshots: in one batch, one after the other, merged and swapped (swaps included).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from tseeds import config as configuration
 from tseeds import rollout, seed
 from tseeds.artifacts.rundir import RunDir
+from tseeds.artifacts.store import read_table, require
 from tseeds.config import EngineConfig, Pipeline
 from tseeds.context import Context
 from tseeds.engines import Request
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--snapshots", type=int, default=8)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--adapters", type=int, default=0, metavar="RANK")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tseeds-bench-") as place:
@@ -164,6 +167,8 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
         report(result, "seed", times, tokens)
         each = sorted(engine.swaps[swaps:])
         result["swap with its proof, median [s]"] = each[len(each) // 2]
+    if arguments.adapters:
+        adapted(result, seeded, run, place, arguments)
     if arguments.workers > 1:
         pooled(result, config, policy, requests, arguments)
     return result
@@ -264,6 +269,85 @@ def variant(policy: Path, out: Path, number: int) -> Path:
     made = probe.compute(out, vocabulary, "float32")
     write_probe(out, made.logprobs, made.ids, made.dtype)
     return out
+
+
+def adapter(base: Path, out: Path, rank: int, number: int) -> Path:
+    """A LoRA adapter of small random weights on all linear layers, with its probe."""
+    import torch
+    from safetensors.torch import save_file
+
+    from tseeds.artifacts.policy import ADAPTER_WEIGHTS, write_adapter_config
+    from tseeds.config import LoraConfig
+    from tseeds.engines import policies
+    from tseeds.training.weights import write_probe_for
+
+    lora = LoraConfig(rank=rank)
+    generator = torch.Generator().manual_seed(number)
+    tensors = {}
+    for name, shape in policies.describe(base).tensors.items():
+        stem = name.removesuffix(".weight")
+        if stem.rpartition(".")[2] in lora.targets:
+            for side, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
+                random = torch.randn(size, generator=generator) * 0.02
+                tensors[f"base_model.model.{stem}.lora_{side}.weight"] = random
+    out.mkdir()
+    save_file(tensors, out / ADAPTER_WEIGHTS)
+    values = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": lora.targets,
+        "task_type": "CAUSAL_LM",
+    }
+    write_adapter_config(out, values, base)
+    write_probe_for(out, "float32")
+    return out
+
+
+class OneByOne:
+    """An engine that hides that it could serve several policies in one batch."""
+
+    def __init__(self, engine: Any) -> None:
+        self.load, self.sample, self.close = engine.load, engine.sample, lambda: None
+
+
+def adapted(result: dict[str, Any], config: Pipeline, run: RunDir, place: Path, arguments: argparse.Namespace) -> None:
+    """The seed stage with adapters as snapshots, tokens/s with all loading."""
+    policy, rank = run.policy(0), arguments.adapters
+    adapters = {k: adapter(policy, place / f"adapter-{k}", rank, k) for k in range(arguments.snapshots)}
+    inputs = seed.Inputs(run.problems, adapters, 1)
+    lora = configuration.parse(config.model_dump(exclude_none=True) | {"update": {"lora": {"rank": rank}}})
+    rates: dict[str, float] = {}
+    for ways in (("in one batch", "one after the other"), ("merged and swapped",)):
+        chosen = lora if len(ways) == 2 else config
+        with Context(chosen) as context:
+            engine: Any = context.engine()
+            begin = time.perf_counter()
+            engine.load(policy)
+            result[f"adapters: engine start{' for adapters' * (len(ways) == 2)} [s]"] = time.perf_counter() - begin
+
+            def stage(out: Path, which: Any, context: Context = context, config: Pipeline = chosen) -> None:
+                context._engine = which
+                seed.run(config, inputs, out, context)
+
+            def fresh(engine: Any = engine) -> Path:
+                engine._llm.reset_prefix_cache()
+                shutil.rmtree(place / "out", ignore_errors=True)
+                return place / "out"
+
+            stage(fresh(), engine)
+            tokens = sum(read_table(require(place / "out", "seeds"))["chain_length"].to_pylist())
+            engines = {way: OneByOne(engine) if way == "one after the other" else engine for way in ways}
+            times = best(
+                {way: (fresh, lambda out, which=which: stage(out, which)) for way, which in engines.items()},  # type: ignore[misc]
+                arguments.repeats,
+            )
+            context._engine = engine
+        for way, (wall, _) in times.items():
+            rates[way] = tokens / wall
+            result[f"adapters: {way} [tokens/s]"] = rates[way]
+    for way in ("one after the other", "merged and swapped"):
+        result[f"adapters: in one batch / {way}"] = rates["in one batch"] / rates[way]
 
 
 def pooled(

@@ -121,6 +121,7 @@ def _source(
     """(configuration, run or output directory, policy, its step)."""
     from tseeds import config as configuration
     from tseeds import pipeline as chain
+    from tseeds.artifacts.policy import is_policy
     from tseeds.artifacts.rundir import open_run
     from tseeds.errors import UserError
     from tseeds_cli.options import explicit
@@ -135,9 +136,9 @@ def _source(
     if not 0 <= step <= where.finished():
         raise UserError(f"--iteration {step}: the run has policies of steps 0 to {where.finished()}")
     model = where.policy(step)
-    if not (model / "config.json").is_file() and (where.snapshot(step) / "config.json").is_file():
+    if not is_policy(model) and is_policy(where.snapshot(step)):
         model = where.snapshot(step)
-    if not (model / "config.json").is_file():
+    if not is_policy(model):
         raise UserError(f"{model}: retention removed the policy of step {step}; choose a snapshot's step or the newest")
     pipeline = chain.config_at(configuration.load(where.pipeline, sets or ()), chain.read_record(where), step)
     return pipeline, where, model, step
@@ -151,13 +152,14 @@ def _lengths(text: str | None, config: Pipeline) -> tuple[int, ...]:
 
 def _snapshots(where: RunDir | Path, text: str | None, step: int) -> dict[int, Path]:
     """Snapshots of the run that are on disk and older than the policy."""
+    from tseeds.artifacts.policy import is_policy
     from tseeds.artifacts.rundir import RunDir
     from tseeds.errors import UserError
 
     if not isinstance(where, RunDir):
         raise UserError("--mixed takes its snapshots from a run; name a run directory")
     there = sorted(int(p.name[5:]) for p in (where.root / "snapshots").glob("step-*") if p.name[5:].isdigit())
-    usable = [s for s in there if s < step and (where.snapshot(s) / "config.json").is_file()]
+    usable = [s for s in there if s < step and is_policy(where.snapshot(s))]
     wanted = usable if text is None else _numbers(text, "--snapshots")
     missing = [s for s in wanted if s not in usable]
     if missing:

@@ -147,7 +147,7 @@ def read_model(config: Pipeline) -> Model:
     Raises:
         UserError: neither is there, or the directory is unusable.
     """
-    from tseeds.artifacts.policy import policy_files
+    from tseeds.artifacts.policy import model_directory, policy_files
 
     path = Path(config.policy.path)
     if not path.is_dir():
@@ -157,6 +157,7 @@ def read_model(config: Pipeline) -> Model:
                 "intermediate_size, ... as in its config.json) for an estimate"
             )
         return Model(config.policy.architecture, {})
+    path = model_directory(path)
     files = policy_files(path)
     data = json.loads((path / "config.json").read_text(encoding="utf-8"))
     data = data.get("text_config", data)
@@ -238,7 +239,7 @@ def policy_bytes(config: Pipeline, model: Model) -> int:
     if config.update.lora is None:
         return model.stored_bytes(config.policy.dtype)
     plain = {n.replace(".default.", "."): t for n, t in masters(config, model).items()}
-    return file_bytes(plain, metadata={"format": "pt", "base": 64 * "0"})
+    return file_bytes(plain, metadata={"base": 64 * "0"})
 
 
 def nodes(config: Pipeline) -> tuple[int, int]:

@@ -14,11 +14,12 @@ import json, random, sys, tempfile
 from pathlib import Path
 import torch
 import tseeds.context
+import tseeds.engines.vllm as engines
 from transformers import PreTrainedTokenizerFast
 from tseeds import config as configuration, seed
 from tseeds.artifacts.rundir import RunDir
 from tseeds.artifacts.store import read_table, require
-from tseeds.config import EngineConfig
+from tseeds.config import EngineConfig, LoraConfig
 from tseeds.context import Context
 from tseeds.engines import Request, open_engine, sample_each
 from tseeds.pipeline import execute, setup_steps
@@ -77,6 +78,14 @@ with tempfile.TemporaryDirectory() as folder:
     assert set(tables[0]["snapshot"].to_pylist()) == {one_by_one[0][0], one_by_one[1][0]}
     assert sum(tables[0]["chain_length"].to_pylist()) > 12
 engine.close()
+
+engines.MAX_ADAPTERS = 1  # all slots taken: rows of the base are still rows of the base
+full = open_engine(EngineConfig(kv_cache_gb=0.25), dtype="float32", max_model_len=64, lora=LoraConfig(rank=4))
+assert rows(full, first) == one_by_one[2] and full.shares_batches
+crowded = {(position, index): done for position, index, _, done in
+           sample_each(full, [(policy, requests) for policy in (adapters[1], first, adapters[0])])}
+assert crowded == {(p, i): done for p, which in enumerate((1, 2, 0)) for i, done in one_by_one[which][1].items()}
+full.close()
 
 merged = open_engine(EngineConfig(backend="transformers"), dtype="float32", max_model_len=64)
 merged.load(adapters[0])

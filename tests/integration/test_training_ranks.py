@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -14,7 +15,10 @@ from safetensors.torch import load_file
 from training_toys import make_policy, make_rows
 
 from tseeds.artifacts import schema
+from tseeds.artifacts.policy import policy_digest, policy_files, write_adapter_config
+from tseeds.artifacts.rundir import digest_of
 from tseeds.config import LoraConfig, UpdateConfig
+from tseeds.engines import policies
 from tseeds.errors import StageFailed, UserError
 from tseeds.exchange import export_policy
 from tseeds.training import distributed
@@ -91,24 +95,62 @@ def test_adapters_train_merge_and_resume(tmp_path, dtype):
     assert all(".lora_" in n for n in trained)
     warm.step(make_rows(), iteration=1)
     warm.save(tmp_path / "a", tmp_path / "a_state")
-    # the policy is a plain merged model that computes what the adapted one does
-    merged = load_policy(tmp_path / "a", dtype=dtype)
+    # the policy is the adapter alone, and computes bit for bit what the trainer's model does
+    assert {f.name for f in policy_files(tmp_path / "a")} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert (tmp_path / "a/adapter_model.safetensors").stat().st_size < (base / "model.safetensors").stat().st_size
     flat, adv, keep = warm.prepare(make_rows())
     (micros,) = warm.plan(make_rows(), flat, adv, keep, 1, minibatches=1)
+    merge_adapter(base, tmp_path / "a", tmp_path / "merged", dtype=dtype)
     with torch.no_grad():
-        gap = (merged(micros[0].packed)[0] - warm.policy(micros[0].packed)[0]).abs()
-    assert float(gap.max()) < (1e-4 if dtype == "float32" else 0.5)
-    # the adapter alone is what a snapshot needs to keep
-    merge_adapter(base, tmp_path / "a_state" / "adapter", tmp_path / "b", dtype=dtype)
-    assert largest_difference(tmp_path / "a" / "model.safetensors", tmp_path / "b" / "model.safetensors") == 0
-    small = (tmp_path / "a_state" / "adapter" / "adapter_model.safetensors").stat().st_size
-    assert small < (base / "model.safetensors").stat().st_size
-    cold = Trainer(config, tmp_path / "a", dtype=dtype, run_seed=0, state=tmp_path / "a_state", base=base)
-    one, two = (t.step(make_rows(seed=1), iteration=2) for t in (warm, cold))
+        alone, merged = (load_policy(tmp_path / p, dtype=dtype)(micros[0].packed)[0] for p in ("a", "merged"))
+        mine = warm.policy(micros[0].packed)[0]
+    assert torch.equal(alone, mine)
+    assert 0 < float((merged - mine).abs().max()) < (1e-4 if dtype == "float32" else 0.5)
+    cold = Trainer(config, tmp_path / "a", dtype=dtype, run_seed=0, state=tmp_path / "a_state")
+    one, two = (t.step(make_rows(seed=1), iteration=2, reference=tmp_path / "a") for t in (warm, cold))
     assert one.steps.equals(two.steps)
-    for wrong, message in ((None, "name it as base"), (tmp_path / "a", "not the policy that the adapters")):
-        with pytest.raises(UserError, match=message):
-            Trainer(config, tmp_path / "a", dtype=dtype, run_seed=0, state=tmp_path / "a_state", base=wrong)
+
+
+def test_adapters_of_other_values_or_bases_are_refused(tmp_path):
+    base, other = (make_policy(tmp_path / n, seed=k) for k, n in enumerate(("base", "other")))
+    config = UpdateConfig(lora=LoraConfig(rank=4))
+    trainer = Trainer(config, base, dtype="float32", run_seed=0)
+    trainer.save(tmp_path / "a", tmp_path / "state")
+    adapter = tmp_path / "a"
+    for key, value in (("rank", 8), ("alpha", 2.0), ("targets", ["q_proj"])):
+        changed = UpdateConfig(lora=LoraConfig(**{"rank": 4, key: value}))
+        with pytest.raises(UserError, match=rf"update.lora.{key}: .* was made with"):
+            Trainer(changed, adapter, dtype="float32", run_seed=0)
+    with pytest.raises(UserError, match=r"a LoRA adapter; set update.lora to train it on, or merge it first"):
+        Trainer(UpdateConfig(), adapter, dtype="float32", run_seed=0)
+    before = policy_digest(adapter), digest_of(adapter)
+    write_adapter_config(adapter, json.loads((adapter / "adapter_config.json").read_text()), other)
+    assert (policy_digest(adapter), digest_of(adapter)) == before  # where the base lies is not what the adapter is
+    with pytest.raises(UserError, match=r"an adapter of another policy than .*other"):
+        Trainer(config, adapter, dtype="float32", run_seed=0)
+    with pytest.raises(UserError, match=r"an adapter of another policy than .*other"):
+        policies.describe(adapter)
+
+
+def test_a_reference_that_is_the_adapter_itself_has_no_kl(tmp_path):
+    base = make_policy(tmp_path / "base")
+    config = UpdateConfig(
+        learning_rate=1e-2, minibatches=1, lora=LoraConfig(rank=4), kl_coef=0.1, kl_reference="snapshot"
+    )
+    trainer = Trainer(config, base, dtype="float32", run_seed=0)
+    trainer.step(make_rows(), iteration=1, reference=base)
+    trainer.save(tmp_path / "a", tmp_path / "a_state")
+    free = Trainer(
+        config.model_copy(update={"kl_coef": 0.0}),
+        tmp_path / "a",
+        dtype="float32",
+        run_seed=0,
+        state=tmp_path / "a_state",
+    )
+    held = trainer.step(make_rows(seed=1), iteration=2, reference=tmp_path / "a")
+    plain = free.step(make_rows(seed=1), iteration=2)
+    assert held.summary["loss"] == pytest.approx(plain.summary["loss"], abs=1e-7)
+    assert held.summary["grad_norm"] == pytest.approx(plain.summary["grad_norm"], rel=1e-5)
 
 
 def test_adapter_targets_that_do_not_exist_are_named(policy):
@@ -183,16 +225,22 @@ def test_exported_adapters_are_merged_models(tmp_path):
     trainer.step(make_rows(), iteration=1)
     trainer.save(update / "policy", update / "state")
     moved = tmp_path / "moved"
-    shutil.copytree(update / "state/adapter", moved)
+    shutil.copytree(update / "policy", moved)
     with pytest.raises(UserError, match="name it with --base"):
         export_policy(moved, tmp_path / "refused")
-    export_policy(update / "policy", tmp_path / "whole")
-    export_policy(update / "state/adapter", tmp_path / "found")
+    export_policy(update / "policy", tmp_path / "found")
     export_policy(moved, tmp_path / "named", base=base)
-    for name in ("whole", "found", "named"):
+    weights = load_file(update / "policy/adapter_model.safetensors")
+    whole = load_file(base / "model.safetensors")
+    for name in ("found", "named"):
         out = tmp_path / name
         assert not [f.name for f in out.iterdir() if "adapter" in f.name or f.name == "probe.json"]
-        assert largest_difference(update / "policy/model.safetensors", out / "model.safetensors") == 0
+        merged = load_file(out / "model.safetensors")
+        key = "model.layers.0.self_attn.q_proj"
+        a, b = (weights[f"base_model.model.{key}.lora_{side}.weight"] for side in "AB")
+        # W + (alpha / rank) B A
+        assert torch.allclose(merged[f"{key}.weight"], whole[f"{key}.weight"] + 32 / 4 * (b @ a), atol=1e-6)
+        assert torch.equal(merged["model.embed_tokens.weight"], whole["model.embed_tokens.weight"])
     ids = torch.arange(12)[None]
     found, before = (AutoModelForCausalLM.from_pretrained(p)(ids).logits.detach() for p in (tmp_path / "found", base))
     assert float((found - before).abs().max()) > 1e-3

@@ -29,6 +29,11 @@ _BASE = "base_model_name_or_path"
 _OTHER = ("config.json", "generation_config.json", ADAPTER_CONFIG)
 
 
+def is_policy(folder: Path) -> bool:
+    """Whether a directory looks like a policy: a model's, or an adapter's."""
+    return (folder / "config.json").is_file() or (folder / ADAPTER_CONFIG).is_file()
+
+
 def policy_files(policy: Path) -> list[Path]:
     """The files that make a policy: config, safetensors, tokenizer; sorted by name. Nothing else in the directory counts.
 
@@ -40,7 +45,7 @@ def policy_files(policy: Path) -> list[Path]:
     policy = Path(policy)
     if not policy.is_dir():
         raise UserError(f"{policy}: no such policy directory; name a Hugging Face model directory on this machine")
-    if not (policy / "config.json").is_file() and not (policy / ADAPTER_CONFIG).is_file():
+    if not is_policy(policy):
         raise UserError(f"{policy}: no config.json; not a Hugging Face model directory")
     weights = sorted(policy.glob("*.safetensors"))
     index = policy / "model.safetensors.index.json"

@@ -249,11 +249,9 @@ class Weights:
         self._write_probe(policy, same=kinds <= {torch.float32, DTYPES[self.dtype]})
 
     def _write_adapter(self, policy: Path, masters: dict[str, Tensor]) -> None:
-        save_file(
-            {n.replace(_ACTIVE, "."): t.contiguous() for n, t in masters.items()},
-            policy / ADAPTER_WEIGHTS,
-            metadata={"format": "pt", "base": digest_of(self.base)},
-        )
+        tensors = {n.replace(_ACTIVE, "."): t.contiguous() for n, t in masters.items()}
+        # one key alone: safetensors writes several in an order that changes from process to process
+        save_file(tensors, policy / ADAPTER_WEIGHTS, metadata={"base": digest_of(self.base)})
         config = next(iter(self.policy.model.peft_config.values())).to_dict()
         config |= {"inference_mode": True, "target_modules": sorted(config["target_modules"])}
         write_adapter_config(policy, json.loads(json.dumps(config, default=str)), self.base)
