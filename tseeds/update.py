@@ -47,6 +47,8 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
         "rollout.max_response_tokens": config.rollout.max_response_tokens,
         **{f"update.{k}": v for k, v in config.update.model_dump(mode="json").items() if k not in _NEUTRAL},
     }
+    if config.update.lora is not None:
+        values["update.lora.policy"] = "adapter"  # earlier versions wrote the merged model
     digests = {
         "policy": recorded_digest(inputs.policy),
         "rollouts": require(inputs.rollouts, "rollouts").digest,

@@ -122,3 +122,24 @@ def sample_requests() -> list[Request]:
             )
         )
     return made
+
+
+@pytest.fixture(scope="session")
+def adapters(tied_policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two LoRA adapters of the first policy with random weights."""
+    peft = pytest.importorskip("peft", reason="adapters need the optional peft")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    made = []
+    for seed in (0, 1):
+        base = AutoModelForCausalLM.from_pretrained(tied_policies[0], dtype=torch.float32)
+        model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+        made.append(tmp_path_factory.mktemp("adapters") / f"adapter-{seed}")
+        model.save_pretrained(made[-1])
+    return made

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = """
 import json, random, sys, tempfile
 from pathlib import Path
@@ -143,27 +141,6 @@ for position, policy in enumerate((*adapters, first)):
 assert found[0, 0] != found[1, 0] != found[2, 0]
 engine.close()
 """
-
-
-@pytest.fixture(scope="module")
-def adapters(tied_policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two LoRA adapters of the first policy with random weights."""
-    peft = pytest.importorskip("peft", reason="adapters need the optional peft")
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    made = []
-    for seed in (0, 1):
-        base = AutoModelForCausalLM.from_pretrained(tied_policies[0], dtype=torch.float32)
-        model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "lora_" in name:
-                    parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
-        made.append(tmp_path_factory.mktemp("adapters") / f"adapter-{seed}")
-        model.save_pretrained(made[-1])
-    return made
 
 
 def test_silent_start_second_start_and_adapters_in_one_batch(tied_policies: list[Path], adapters: list[Path]) -> None:

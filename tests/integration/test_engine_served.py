@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,9 @@ import pytest
 
 from tseeds import config as configuration
 from tseeds.config import EngineConfig
-from tseeds.engines import open_engine
+from tseeds.engines import Completion, open_engine, sample_each
 from tseeds.engines.client import ServedEngine, find
+from tseeds.engines.policies import describe
 from tseeds.engines.serve import Record, read_record
 from tseeds.errors import Locked, StageFailed, UserError
 from tseeds.exchange import export_policy
@@ -65,6 +67,57 @@ def status(url: str, *, key: str | None = None) -> int:
         return urllib.request.urlopen(request, timeout=20).status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+@pytest.mark.timeout(600)
+def test_served_adapters_share_batches(tied_policies, adapters, vllm_engine, sample_requests, tmp_path) -> None:
+    """Several adapters and their base in one batch of the server: as each alone, and as the engine in process, which merges."""
+    run = tmp_path / "run"
+    run.mkdir()
+    pipeline = configuration.parse(
+        {
+            "policy": {"path": str(tied_policies[0]), "dtype": "float32"},
+            "problems": {"path": "none.jsonl", "max_prompt_tokens": 64},
+            "rollout": {"max_response_tokens": 64, "problems_per_iteration": 2, "group_size": 2},
+            "update": {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}},
+            "engine": {"kv_cache_gb": 0.25},
+        }
+    )
+    (run / "pipeline.toml").write_text(configuration.dumps(pipeline))
+    command = [sys.executable, "-m", "tseeds_cli.main", "engine", "serve", str(run)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any(line.startswith("serving") for line in process.stderr)
+        engine = open_engine(EngineConfig(), **OPTIONS, run=run)
+        assert isinstance(engine, ServedEngine)
+        assert engine.shares_batches
+        wanted = [replace(r, temperature=0.0) for r in sample_requests]
+        policies = [adapters[1], tied_policies[0], adapters[0]]
+        together: dict[int, dict[int, Completion]] = {0: {}, 1: {}, 2: {}}
+        for position, index, digest, done in sample_each(engine, [(policy, wanted) for policy in policies]):
+            together[position][index] = done
+            assert digest == describe(policies[position]).digest
+        for position, policy in enumerate(policies):
+            engine.load(policy)
+            assert dict(engine.sample(wanted)) == together[position]
+            vllm_engine.load(policy)
+            for index, done in vllm_engine.sample(wanted):
+                assert together[position][index].ids == done.ids
+                assert together[position][index].logprobs == pytest.approx(done.logprobs, abs=1e-4)
+        assert together[0] != together[1] != together[2]
+        assert not engine.merges
+        moved = tmp_path / "moved"  # the same adapter elsewhere: the server reads it there from now on
+        shutil.copytree(adapters[0], moved)
+        engine.load(adapters[1])
+        engine.load(moved)
+        models = engine._wait(engine._get(engine.record.urls[0], "/v1/models"))["data"]
+        assert {m["root"] for m in models} >= {str(moved), str(adapters[1])}
+        assert str(adapters[0]) not in {m["root"] for m in models}
+        engine.close()
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @pytest.mark.timeout(1200)

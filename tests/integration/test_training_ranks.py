@@ -123,6 +123,8 @@ def test_adapters_of_other_values_or_bases_are_refused(tmp_path):
             Trainer(changed, adapter, dtype="float32", run_seed=0)
     with pytest.raises(UserError, match=r"a LoRA adapter; set update.lora to train it on, or merge it first"):
         Trainer(UpdateConfig(), adapter, dtype="float32", run_seed=0)
+    with pytest.raises(UserError, match=r"goes on with the adapter beside it, and .*base is a whole model"):
+        Trainer(config, base, dtype="float32", run_seed=0, state=tmp_path / "state")
     before = policy_digest(adapter), digest_of(adapter)
     write_adapter_config(adapter, json.loads((adapter / "adapter_config.json").read_text()), other)
     assert (policy_digest(adapter), digest_of(adapter)) == before  # where the base lies is not what the adapter is

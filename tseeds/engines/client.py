@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import itertools
+import json
 import logging
 import queue
 import threading
@@ -62,7 +63,7 @@ class ServedEngine:
         self.config, self.dtype, self.max_model_len = config, dtype, max_model_len
         self.run, self.record = run, record
         self.merges = False
-        """Whether an adapter was merged: the servers start without adapters."""
+        """Whether an adapter was merged because the servers serve none."""
         self.swaps: list[float] = []
         """Seconds of each swap, check included: a measurement."""
         self._lock: Any = None
@@ -112,25 +113,58 @@ class ServedEngine:
             return wanted.digest
         if why := policies.difference(policies.describe(self.record.policy), wanted):
             raise UserError(f"{policy}: cannot follow {self.record.policy} in the served engine: {why}")
-        if all(answer["digest"] == wanted.digest for answer in self._rpc("tseeds_held")):
+        adapter = wanted if wanted.base is not None and self.record.adapters else None
+        full = wanted.base if adapter is not None and wanted.base is not None else wanted
+        there = all(answer["digest"] == full.digest for answer in self._rpc("tseeds_held"))
+        if there and adapter is None:
             self._held = wanted
             return wanted.digest
-        from tseeds.engines.vllm import merged, say_merged
-
-        say_merged(wanted, self)
         expected = probe.of_policy(wanted.path, wanted.vocab_size, self.dtype)
         begin = time.perf_counter()
         self._held = None
-        with merged(wanted, trust_remote_code=False) as path:
-            self._rpc("tseeds_swap", str(path))
-        self._wait(self._everywhere("/reset_prefix_cache"))
+        if not there:
+            self._swap(full)
+        if adapter is not None:
+            self._offer(adapter)
         for url in self.record.urls:
-            found = self._wait(self._score(url, expected.ids))
+            found = self._wait(self._score(url, expected.ids, wanted))
             probe.check(wanted.path, expected, found, self.dtype, self._probe)
-        self._rpc("tseeds_confirm", wanted.digest)
+        if not there:
+            self._rpc("tseeds_confirm", full.digest)
         self.swaps.append(time.perf_counter() - begin)
         self._held, self._probe = wanted, expected
         return wanted.digest
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether rows of several policies decode together: the servers were started for LoRA adapters."""
+        return self.record.adapters
+
+    def _swap(self, full: policies.Policy) -> None:
+        """Load the weights of a policy into every server; an adapter is merged into its base."""
+        from tseeds.engines.vllm import merged, say_merged
+
+        say_merged(full, self)
+        with merged(full, trust_remote_code=False) as path:
+            self._rpc("tseeds_swap", str(path))
+        self._wait(self._everywhere("/reset_prefix_cache"))
+
+    def _offer(self, adapter: policies.Policy) -> None:
+        """Name an adapter by its digest to every server, at its newest path: vllm reads one again that it dropped."""
+        body = {"lora_name": adapter.digest, "lora_path": str(adapter.path)}
+        for url in self.record.urls:
+            known = {m["id"]: m.get("root") for m in self._wait(self._get(url, "/v1/models"))["data"]}
+            if known.get(adapter.digest) != str(adapter.path):
+                load = body | {"load_inplace": adapter.digest in known}
+                self._wait(self._ask("POST", url, "/v1/load_lora_adapter", load))
+
+    def _model(self, policy: policies.Policy) -> dict[str, str]:
+        """What a request for this policy says beside its tokens."""
+        from tseeds.engines.vllm import NoAdapter
+
+        if not self.record.adapters:
+            return {}
+        return {"model": policy.digest if policy.base is not None else NoAdapter.NAME}
 
     def sample(self, requests_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Yield (index, completion) as completions finish; see Engine.sample."""
@@ -193,7 +227,7 @@ class ServedEngine:
         fields = sampling(request, policy.eos, exact) | {"flat_logprobs": False}
         if request.entropies and exact:
             fields["logprobs"] = 2  # the server cuts its answer to this many: the token itself and the entropy
-        body = {"token_ids": list(request.ids), "sampling_params": fields}
+        body = {"token_ids": list(request.ids), "sampling_params": fields, **self._model(policy)}
         answer = await self._post(url, "/inference/v1/generate", body)
         choice = answer["choices"][0]
         content = choice["logprobs"]["content"]
@@ -209,11 +243,11 @@ class ServedEngine:
             entropies=entropies,
         )
 
-    async def _score(self, url: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    async def _score(self, url: str, sequences: Sequence[Sequence[int]], policy: policies.Policy) -> list[list[float]]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         rows = []
         for ids in sequences:
-            body = {"token_ids": list(ids), "sampling_params": params}
+            body = {"token_ids": list(ids), "sampling_params": params, **self._model(policy)}
             answer = await self._post(url, "/inference/v1/generate", body)
             found = answer["prompt_logprobs"][1:]
             rows.append([p[str(token)]["logprob"] for p, token in zip(found, ids[1:], strict=True)])
@@ -237,9 +271,10 @@ class ServedEngine:
         lines = (line for line in text.decode().splitlines() if line.startswith("vllm:generation_tokens_total"))
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    async def _post(self, url: str, path: str, body: dict[str, Any] | None) -> Any:
-        import json
+    async def _get(self, url: str, path: str) -> Any:
+        return json.loads(await self._ask("GET", url, path, None))
 
+    async def _post(self, url: str, path: str, body: dict[str, Any] | None) -> Any:
         return json.loads(await self._ask("POST", url, path, body))
 
     async def _ask(self, method: str, url: str, path: str, body: dict[str, Any] | None) -> bytes:

@@ -37,7 +37,8 @@ START_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class Record:
-    """engine.json. pid and started name the serving process; urls: one server each; policy: the one they started with."""
+    """engine.json. pid and started name the serving process; urls: one server each; policy: the one they started with;
+    adapters: whether they serve LoRA adapters."""
 
     pid: int
     started: float
@@ -47,6 +48,7 @@ class Record:
     dtype: str
     max_model_len: int
     exact_entropies: bool
+    adapters: bool = False
 
 
 def read_record(run: Path) -> Record | None:
@@ -106,6 +108,7 @@ def serve(
     if old is not None and alive(old):
         raise Locked(f"{run}: process {old.pid} serves this run already; stop it first")
     described = policies.describe(policy)
+    first = described.base or described
     (run / RECORD).unlink(missing_ok=True)
     (run / KEY).unlink(missing_ok=True)
     key = secrets.token_hex(32)
@@ -113,12 +116,29 @@ def serve(
         handle.write(key)
     stop = _Stop()
     servers: list[_Server] = []
+    nothing = None
     try:
         number = _threads(described, config)
         logger.info("serving %s: %d engine(s), %d thread(s) each", policy, engine.workers, number)
-        servers = [_Server(run, k, config, described, max_model_len, key, number) for k in range(engine.workers)]
-        for server in servers:
-            server.wait(stop)
+        lora = _lora(described, config)
+        while not servers:
+            from tseeds.engines.vllm import NoAdapter
+
+            nothing = NoAdapter(first, lora["lora_target_modules"]) if lora else None
+            extra = [*_flags(lora), "--lora-modules", f"{nothing.NAME}={nothing.path}"] if nothing else []
+            servers = [_Server(run, k, config, first, max_model_len, key, number, extra) for k in range(engine.workers)]
+            try:
+                for server in servers:
+                    server.wait(stop)
+            except StageFailed as error:
+                if not lora:
+                    raise
+                logger.warning(
+                    "%s: vllm serves no adapters of this model (%s): they are merged and swapped", first.path, error
+                )
+                for server in servers:
+                    server.stop()
+                lora, servers = {}, []
         import psutil
 
         record = Record(
@@ -126,15 +146,16 @@ def serve(
             started=psutil.Process().create_time(),
             host=socket.gethostname(),
             urls=[server.url for server in servers],
-            policy=str(described.path),
+            policy=str(first.path),
             dtype=config.policy.dtype,
             max_model_len=max_model_len,
             exact_entropies=False,
+            adapters=bool(lora),
         )
-        first = ServedEngine(run, engine, dtype=record.dtype, max_model_len=max_model_len, record=record)
-        record = Record(**asdict(record) | {"exact_entropies": first.hook()})
-        first.load(policy)
-        first.close()
+        served = ServedEngine(run, engine, dtype=record.dtype, max_model_len=max_model_len, record=record)
+        record = Record(**asdict(record) | {"exact_entropies": served.hook()})
+        served.load(policy)
+        served.close()
         temporary = run / f"{RECORD}.tmp"
         temporary.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
         temporary.replace(run / RECORD)
@@ -150,6 +171,19 @@ def serve(
         for server in servers:
             server.stop()
         stop.restore()
+
+
+def _lora(policy: policies.Policy, config: Pipeline) -> dict[str, Any]:
+    """vLLM's arguments for the adapters that the run trains, or that it starts with; none where it has none."""
+    from tseeds.engines.vllm import for_adapters
+
+    lora = config.update.lora
+    rank, targets = max(policy.rank, lora.rank if lora else 0), {*policy.targets, *(lora.targets if lora else ())}
+    try:
+        return for_adapters(rank, sorted(targets)) if rank else {}
+    except ValueError as error:
+        logger.warning("%s: %s: they are merged and swapped", policy.path, error)
+        return {}
 
 
 def _threads(policy: policies.Policy, config: Pipeline) -> int:
@@ -186,6 +220,7 @@ class _Server:
         max_model_len: int,
         key: str,
         cores: int,
+        extra: list[str],
     ) -> None:
         self.number = number
         with socket.socket() as probe:
@@ -197,6 +232,7 @@ class _Server:
         environment = os.environ | {
             "VLLM_API_KEY": key,
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_CONFIGURE_LOGGING": "1",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
@@ -209,7 +245,7 @@ class _Server:
         command += ["--host", "127.0.0.1", "--port", str(port), "--tokens-only", "--disable-uvicorn-access-log"]
         command += ["--disable-fastapi-docs", "--uvicorn-log-level", "warning"]
         command += ["--middleware", "tseeds.engines.serve.Guard"]
-        command += _flags(config, max_model_len)
+        command += [*_flags(_arguments(config, max_model_len)), *extra]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -255,8 +291,8 @@ class _Server:
         self.process.wait()
 
 
-def _flags(config: Pipeline, max_model_len: int) -> list[str]:
-    """vLLM's engine arguments as command-line flags."""
+def _arguments(config: Pipeline, max_model_len: int) -> dict[str, Any]:
+    """vLLM's engine arguments."""
     from tseeds.engines.vllm import arguments, on_cpu
 
     options = arguments(
@@ -267,11 +303,18 @@ def _flags(config: Pipeline, max_model_len: int) -> list[str]:
     )
     if not _gpu():
         options |= on_cpu(config.engine)
-    flags = []
+    return options
+
+
+def _flags(options: dict[str, Any]) -> list[str]:
+    """vLLM's engine arguments as command-line flags."""
+    flags: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", *map(str, value)]
         else:
             flags += [f"--{flag}", str(value)]
     return flags

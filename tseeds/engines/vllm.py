@@ -65,7 +65,7 @@ class VllmEngine:
         self._lock = threading.RLock()
         self._owners: dict[str, deque[Any]] = {}
         self._adapters: dict[str, Any] = {}
-        self._nothing: Any = None  # stands for no adapter, see _Nothing
+        self._nothing: Any = None  # stands for no adapter, see NoAdapter
         self._watch = watch.Watch(config.stall_seconds)
         self.merges = False
         """Whether an adapter was merged because the engine serves none."""
@@ -142,7 +142,7 @@ class VllmEngine:
             logger.warning("%s: this vLLM serves no LoRA adapters here (%s)", policy.path, lacking)
         self._exact = all(self._llm.collective_rpc("tseeds_hook_sampler"))
         self._started, self._lora, self._weights = policy, rank, policy.digest
-        self._nothing = _Nothing(policy, targets) if rank else None
+        self._nothing = NoAdapter(policy, targets) if rank else None
         self._watch.follow(self._llm.llm_engine.engine_core)
         logger.info(
             "vllm started in %.1f s with %d thread%s for %.1f M parameters (engine.threads changes it)",
@@ -298,12 +298,14 @@ class VllmEngine:
             _clean_up()
 
 
-class _Nothing:
+class NoAdapter:
     """An adapter of rank 1 that is zero, for rows of the base itself.
 
     vLLM's CPU build reads "no adapter" as its last slot: such a row in one batch with adapters would be sampled with another
     policy's (vllm 0.32.0: index -1 into the stacked weights, lora/ops/torch_ops).
     """
+
+    NAME = "none"
 
     def __init__(self, base: policies.Policy, targets: Sequence[str]) -> None:
         import torch
@@ -321,7 +323,8 @@ class _Nothing:
         name = f"base_model.model.{stem}"
         zeros = {f"{name}.lora_A.weight": torch.zeros(1, height), f"{name}.lora_B.weight": torch.zeros(width, 1)}
         save_file(zeros, place / ADAPTER_WEIGHTS)
-        self.request = LoRARequest("none", 1, str(place))
+        self.path = str(place)
+        self.request = LoRARequest(self.NAME, 1, self.path)
 
 
 def _clean_up() -> None:
@@ -440,10 +443,7 @@ def _open(
     elif config.sleep_during_update:
         options["enable_sleep_mode"] = True
     if rank > 0:
-        if "lm_head" in targets:
-            raise ValueError("an adapter on lm_head has no log-probs of prompts, by which swaps are verified")
-        options |= {"enable_lora": True, "max_loras": MAX_ADAPTERS + 1, "max_lora_rank": _lora_rank(rank)}
-        options["lora_target_modules"] = sorted(targets)  # else lm_head is wrapped too
+        options |= for_adapters(rank, targets)
     set_threads, states = torch.set_num_threads, (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
     try:
         return LLM(str(path), **options)
@@ -455,9 +455,20 @@ def _open(
         torch.set_rng_state(states[2])
 
 
-def _lora_rank(rank: int) -> int:
-    """The smallest rank that vLLM reserves room for and that holds ``rank``."""
-    return next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
+def for_adapters(rank: int, targets: Sequence[str]) -> dict[str, Any]:
+    """vLLM's engine arguments for adapters of up to this rank on these linear layers.
+
+    Raises:
+        ValueError: vLLM gives no log-probs of a prompt there, by which swaps are verified.
+    """
+    if "lm_head" in targets:
+        raise ValueError("an adapter on lm_head has no log-probs of prompts")
+    return {
+        "enable_lora": True,
+        "max_loras": MAX_ADAPTERS + 1,
+        "max_lora_rank": next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank),
+        "lora_target_modules": sorted(targets),  # named, or lm_head is wrapped too
+    }
 
 
 def _start_error(error: Exception, policy: policies.Policy, config: EngineConfig, max_model_len: int) -> UserError:

@@ -79,6 +79,10 @@ class Weights:
             code = sorted(policy.glob("*.py")) if trust_remote_code else []
             self.copied = {f.name: f.read_bytes() for f in [*files, *code] if f.suffix != ".safetensors"}
         elif self.base == policy:
+            if state is not None:
+                raise UserError(
+                    f"{state}: a trainer state goes on with the adapter beside it, and {policy} is a whole model"
+                )
             self.policy.model = _adapted(self.policy.model, config.lora)
         else:
             self.policy.model = _trained_on(self.policy.model, policy, config.lora)
