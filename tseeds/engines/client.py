@@ -104,7 +104,7 @@ class ServedEngine:
 
     def hook(self) -> bool:
         """Ask the workers for exact entropies; True where all give them."""
-        return all(answer == "True" for answer in self._rpc("tseeds_hook_sampler"))
+        return all(answer == "True" for answer in self._rpc("tseeds_hook"))
 
     def load(self, policy: Path) -> str:
         """Make ``policy`` the one that is sampled from; see Engine.load."""
@@ -160,11 +160,7 @@ class ServedEngine:
 
     def _model(self, policy: policies.Policy) -> dict[str, str]:
         """What a request for this policy says beside its tokens."""
-        from tseeds.engines.vllm import NoAdapter
-
-        if not self.record.adapters:
-            return {}
-        return {"model": policy.digest if policy.base is not None else NoAdapter.NAME}
+        return {"model": policy.digest} if self.record.adapters and policy.base is not None else {}
 
     def sample(self, requests_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Yield (index, completion) as completions finish; see Engine.sample."""

@@ -116,17 +116,13 @@ def serve(
         handle.write(key)
     stop = _Stop()
     servers: list[_Server] = []
-    nothing = None
     try:
         number = _threads(described, config)
         logger.info("serving %s: %d engine(s), %d thread(s) each", policy, engine.workers, number)
         lora = _lora(described, config)
         while not servers:
-            from tseeds.engines.vllm import NoAdapter
-
-            nothing = NoAdapter(first, lora["lora_target_modules"]) if lora else None
-            extra = [*_flags(lora), "--lora-modules", f"{nothing.NAME}={nothing.path}"] if nothing else []
-            servers = [_Server(run, k, config, first, max_model_len, key, number, extra) for k in range(engine.workers)]
+            options = _arguments(config, max_model_len) | lora
+            servers = [_Server(run, k, first, options, key, number) for k in range(engine.workers)]
             try:
                 for server in servers:
                     server.wait(stop)
@@ -215,12 +211,10 @@ class _Server:
         self,
         run: Path,
         number: int,
-        config: Pipeline,
         policy: policies.Policy,
-        max_model_len: int,
+        options: dict[str, Any],
         key: str,
         cores: int,
-        extra: list[str],
     ) -> None:
         self.number = number
         with socket.socket() as probe:
@@ -245,7 +239,7 @@ class _Server:
         command += ["--host", "127.0.0.1", "--port", str(port), "--tokens-only", "--disable-uvicorn-access-log"]
         command += ["--disable-fastapi-docs", "--uvicorn-log-level", "warning"]
         command += ["--middleware", "tseeds.engines.serve.Guard"]
-        command += [*_flags(_arguments(config, max_model_len)), *extra]
+        command += _flags(options)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command,

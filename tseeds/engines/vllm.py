@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import random
@@ -18,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tseeds.artifacts.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tseeds.config import EngineConfig, LoraConfig
 from tseeds.engines import policies, probe, requests, threads, watch
 from tseeds.engines.base import Completion, Request
@@ -65,7 +63,6 @@ class VllmEngine:
         self._lock = threading.RLock()
         self._owners: dict[str, deque[Any]] = {}
         self._adapters: dict[str, Any] = {}
-        self._nothing: Any = None  # stands for no adapter, see NoAdapter
         self._watch = watch.Watch(config.stall_seconds)
         self.merges = False
         """Whether an adapter was merged because the engine serves none."""
@@ -114,7 +111,7 @@ class VllmEngine:
                 f"for ranks up to {self._lora}: one run has one base and one rank"
             )
         known = self._adapters.get(policy.digest)
-        number = known.lora_int_id if known else len(self._adapters) + 2
+        number = known.lora_int_id if known else len(self._adapters) + 1
         # the path is the newest one: vllm reads an adapter again that it dropped, and retention may have removed the first
         self._adapters[policy.digest] = LoRARequest(policy.digest, number, str(policy.path))
 
@@ -140,9 +137,8 @@ class VllmEngine:
                     _clean_up()
         if lacking is not None:
             logger.warning("%s: this vLLM serves no LoRA adapters here (%s)", policy.path, lacking)
-        self._exact = all(self._llm.collective_rpc("tseeds_hook_sampler"))
+        self._exact = all(self._llm.collective_rpc("tseeds_hook"))
         self._started, self._lora, self._weights = policy, rank, policy.digest
-        self._nothing = NoAdapter(policy, targets) if rank else None
         self._watch.follow(self._llm.llm_engine.engine_core)
         logger.info(
             "vllm started in %.1f s with %d thread%s for %.1f M parameters (engine.threads changes it)",
@@ -177,7 +173,7 @@ class VllmEngine:
     def _check(self, policy: policies.Policy, expected: probe.Probe) -> float:
         """Prove that the engine holds ``policy``; returns the mean difference in nats."""
         try:
-            found = self.score(expected.ids, self._adapter(policy))
+            found = self.score(expected.ids, self._adapters.get(policy.digest))
             return probe.check(policy.path, expected, found, self.dtype, self._probe)
         except StageFailed:
             self._forget()
@@ -185,12 +181,6 @@ class VllmEngine:
         except Exception as error:
             self._forget()
             raise StageFailed(f"{policy.path}: vllm cannot run this model here: {first_line(error)}") from error
-
-    def _adapter(self, policy: policies.Policy) -> Any:
-        """What a request for this policy names to vLLM; None in an engine without adapters."""
-        if not self._lora:
-            return None
-        return self._adapters.get(policy.digest, self._nothing.request)
 
     def score(self, sequences: Sequence[Sequence[int]], adapter: Any = None) -> list[list[float]]:
         """Log-probs at temperature 1 of every token but the first of each sequence, by the engine as it is now."""
@@ -213,7 +203,7 @@ class VllmEngine:
 
     def _run(self, requests_: Sequence[Request], policy: policies.Policy) -> Iterator[tuple[int, Completion]]:
         """Feed all requests, then step until they are done; rows of other calls that finish meanwhile are left for them."""
-        engine, lora = self._llm.llm_engine, self._adapter(policy)
+        engine, lora = self._llm.llm_engine, self._adapters.get(policy.digest)
         mine: dict[str, int] = {}
         done: deque[Any] = deque()
         try:
@@ -291,40 +281,10 @@ class VllmEngine:
         llm, self._llm, self._started = self._llm, None, None
         self._forget()
         self._adapters.clear()
-        self._nothing = None
         self._watch.close()
         with quiet():
             llm.llm_engine.engine_core.shutdown()
             _clean_up()
-
-
-class NoAdapter:
-    """An adapter of rank 1 that is zero, for rows of the base itself.
-
-    vLLM's CPU build reads "no adapter" as its last slot: such a row in one batch with adapters would be sampled with another
-    policy's (vllm 0.32.0: index -1 into the stacked weights, lora/ops/torch_ops).
-    """
-
-    NAME = "none"
-
-    def __init__(self, base: policies.Policy, targets: Sequence[str]) -> None:
-        import torch
-        from safetensors.torch import save_file
-        from vllm.lora.request import LoRARequest
-
-        stems = [n.removesuffix(".weight") for n in base.tensors if n.endswith(".weight")]
-        stem = next(n for n in sorted(stems) if n.rpartition(".")[2] in targets)
-        width, height = base.tensors[f"{stem}.weight"]
-
-        self._place = tempfile.TemporaryDirectory(prefix="tseeds-no-adapter-")
-        place = Path(self._place.name)
-        values = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [stem.rpartition(".")[2]]}
-        (place / ADAPTER_CONFIG).write_text(json.dumps(values))
-        name = f"base_model.model.{stem}"
-        zeros = {f"{name}.lora_A.weight": torch.zeros(1, height), f"{name}.lora_B.weight": torch.zeros(width, 1)}
-        save_file(zeros, place / ADAPTER_WEIGHTS)
-        self.path = str(place)
-        self.request = LoRARequest(self.NAME, 1, self.path)
 
 
 def _clean_up() -> None:
@@ -465,7 +425,7 @@ def for_adapters(rank: int, targets: Sequence[str]) -> dict[str, Any]:
         raise ValueError("an adapter on lm_head has no log-probs of prompts")
     return {
         "enable_lora": True,
-        "max_loras": MAX_ADAPTERS + 1,
+        "max_loras": MAX_ADAPTERS,
         "max_lora_rank": next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank),
         "lora_target_modules": sorted(targets),  # named, or lm_head is wrapped too
     }
