@@ -110,8 +110,8 @@ def _compare(pipeline: Pipeline, inputs: Inputs, modes: str | None, at: Path | N
     quiet()
     result = stage.compare_gradients(pipeline, inputs, modes.split(",") if modes is not None else None, at=at)
     if as_json:
-        values = {m: {k: _known(v) for k, v in found.items()} for m, found in result.values.items()}
-        cosine = [[_known(x) for x in line] for line in result.cosine]
+        values = {m: {k: stage.known(v) for k, v in found.items()} for m, found in result.values.items()}
+        cosine = [[stage.known(x) for x in line] for line in result.cosine]
         sys.stdout.write(json.dumps({"modes": result.modes, "values": values, "cosine": cosine}) + "\n")
         return
     figures = Table(
@@ -144,7 +144,3 @@ def _compare(pipeline: Pipeline, inputs: Inputs, modes: str | None, at: Path | N
 
 def _number(value: float, form: str) -> str:
     return "–" if value != value else format(value, form)
-
-
-def _known(value: float) -> float | None:
-    return None if value != value else value

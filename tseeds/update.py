@@ -127,7 +127,9 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         if result.tokens is not None:
             writer.table("tokens.parquet", result.tokens)
         writer.facts.update(
-            policy=digest_of(writer.path("policy")), step=inputs.iteration, summary=_plain(result.summary)
+            policy=digest_of(writer.path("policy")),
+            step=inputs.iteration,
+            summary={k: known(v) for k, v in result.summary.items()},
         )
     assert writer.manifest is not None
     if trainer is not None:
@@ -160,6 +162,6 @@ def compare_gradients(
     )  # fmt: skip
 
 
-def _plain(summary: dict[str, Any]) -> dict[str, Any]:
+def known(value: float) -> float | None:
     """JSON-ready: NaN (nothing to average) becomes null."""
-    return {k: (None if isinstance(v, float) and v != v else v) for k, v in summary.items()}
+    return None if value != value else value
