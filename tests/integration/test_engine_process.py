@@ -45,6 +45,9 @@ together = {(position, index): done for position, index, _, done in
             sample_each(engine, [(policy, requests) for policy in (adapters[0], adapters[1], first)])}
 assert together == {(p, i): done for p, (_, found) in enumerate(one_by_one) for i, done in found.items()}
 
+engine._drop_adapters()  # as sleep does on a GPU
+assert [rows(engine, policy) for policy in (adapters[0], adapters[1], first)] == one_by_one
+
 class OneByOne:
     load, sample = engine.load, engine.sample
 

@@ -258,8 +258,14 @@ class VllmEngine:
         """
         if self._llm is None or self._asleep or not self._sleeps():
             return
+        self._drop_adapters()
         self._llm.sleep(level=2)
         self._asleep = True
+
+    def _drop_adapters(self) -> None:
+        """Empty vLLM's adapter slots, whose memory sleep discards too; a request that names an adapter fills one again."""
+        for request in self._adapters.values():
+            self._llm.llm_engine.remove_lora(request.lora_int_id)
 
     def _sleeps(self) -> bool:
         from vllm.platforms import current_platform
