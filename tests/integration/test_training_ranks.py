@@ -155,6 +155,31 @@ def test_a_reference_that_is_the_adapter_itself_has_no_kl(tmp_path):
     assert held.summary["grad_norm"] == pytest.approx(plain.summary["grad_norm"], rel=1e-5)
 
 
+def test_two_ranks_train_the_adapter_of_one(tmp_path):
+    base = make_policy(tmp_path / "base", tie_word_embeddings=True)
+    config = UpdateConfig(
+        learning_rate=1e-3, minibatches=2, lora=LoraConfig(rank=4), kl_coef=0.1, kl_reference="snapshot"
+    )
+    one = Trainer(config, base, dtype="float32", run_seed=0)
+    one.step(make_rows(groups=7), iteration=1, reference=base)
+    one.save(tmp_path / "one", tmp_path / "one_state")
+    two = config.model_copy(update={"processes": 2})
+    options = {"dtype": "float32", "run_seed": 0, "timeout": 250}
+    distributed.update(
+        two, base, make_rows(groups=7), out_policy=tmp_path / "two", out_state=tmp_path / "two_state", iteration=1,
+        reference=base, **options,
+    )  # fmt: skip
+    weights = "adapter_model.safetensors"
+    assert largest_difference(tmp_path / "one" / weights, tmp_path / "two" / weights) < 2e-6
+    found = distributed.update(
+        two, tmp_path / "two", make_rows(groups=7), out_policy=tmp_path / "a", out_state=tmp_path / "b", iteration=2,
+        state=tmp_path / "two_state", reference=tmp_path / "one", **options,
+    )  # fmt: skip
+    expected = one.step(make_rows(groups=7), iteration=2, reference=tmp_path / "one")
+    assert found.summary["grad_norm"] == pytest.approx(expected.summary["grad_norm"], rel=1e-5)
+    assert found.summary["optimizer_steps"] == expected.summary["optimizer_steps"] == 4
+
+
 def test_adapter_targets_that_do_not_exist_are_named(policy):
     with pytest.raises(UserError, match=r"update.lora.targets: .*nothing_proj"):
         Trainer(UpdateConfig(lora=LoraConfig(targets=["nothing_proj"])), policy, dtype="float32", run_seed=0)
