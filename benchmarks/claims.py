@@ -56,6 +56,12 @@ FACTORS: dict[str, dict[str, str]] = {
         "none": "on-policy", "0.03": "kl-snapshots", "0.1": "kl-snapshots-strong", "0.03, with seeds": "seeds-kl",
         "0.1, with seeds": "seeds-kl-strong", "0.03, with seeds as context only": "seeds-mask-kl",
     },
+    "seeds and KL 0.03": {
+        "snapshots": "seeds-kl", "snapshots, share falling to 0": "seeds-kl-annealed",
+        "snapshots, temperature 1.3": "seeds-kl-hot",
+        "snapshots, temperature 1.3, share falling to 0": "seeds-kl-hot-annealed",
+        "the current policy, temperature 1.3": "hot-current-kl",
+    },
 }  # fmt: skip
 """What the screening varies: factor -> value -> arm; everything else is as in arm seeds."""
 TITLES = {
@@ -353,7 +359,9 @@ def document(
         return "\n".join([*lines, "No run is recorded yet.", ""])
     for number_, records in enumerate(groups):
         main = number_ == 0
-        lines += ["## What was run" if main else f"## Other setup {number_}", "", *facts(records), ""]
+        values = records[0]["values"]
+        other = f"## Other setup: task {values['problems.task']}, learning rate {values['update.learning_rate']:g}"
+        lines += ["## What was run" if main else other, "", *facts(records), ""]
         if main:
             lines += ["## Verdicts", "", *claim_sections(records, figures), *sensitivity(records), "## All arms", ""]
         header = ["arm", "seeds", *TITLES.values()]
