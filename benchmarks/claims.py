@@ -58,6 +58,8 @@ FACTORS: dict[str, dict[str, str]] = {
     },
     "seeds and KL 0.03": {
         "snapshots": "seeds-kl", "snapshots, share falling to 0": "seeds-kl-annealed",
+        "snapshots, share falling to 0.25": "seeds-kl-half-annealed",
+        "snapshots, share falling to 0, KL 0.1": "seeds-kl-strong-annealed",
         "snapshots, temperature 1.3": "seeds-kl-hot",
         "snapshots, temperature 1.3, share falling to 0": "seeds-kl-hot-annealed",
         "the current policy, temperature 1.3": "hot-current-kl",
