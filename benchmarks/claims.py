@@ -42,9 +42,13 @@ FACTORS: dict[str, dict[str, str]] = {
     "optimizer steps per iteration": {"4": "seeds", "2": "seeds-two-minibatches"},
     "learning rate, with seeds": {"5e-5": "seeds-lr-5e-5", "1e-4": "seeds", "2e-4": "seeds-lr-2e-4"},
     "learning rate, on-policy": {"5e-5": "on-policy-lr-5e-5", "1e-4": "on-policy", "2e-4": "on-policy-lr-2e-4"},
-    "learning rate, KL 0.03": {"1e-4": "kl-snapshots", "2e-4": "kl-snapshots-lr-2e-4"},
+    "learning rate, KL 0.03": {
+        "5e-5": "kl-snapshots-lr-5e-5", "1e-4": "kl-snapshots", "2e-4": "kl-snapshots-lr-2e-4",
+    },
     "learning rate, KL 0.1": {"1e-4": "kl-snapshots-strong", "2e-4": "kl-snapshots-strong-lr-2e-4"},
-    "learning rate, seeds and KL 0.03": {"1e-4": "seeds-kl", "2e-4": "seeds-kl-lr-2e-4"},
+    "learning rate, seeds and KL 0.03": {
+        "5e-5": "seeds-kl-lr-5e-5", "1e-4": "seeds-kl", "2e-4": "seeds-kl-lr-2e-4",
+    },
     "learning rate, seeds and KL 0.1": {"1e-4": "seeds-kl-strong", "2e-4": "seeds-kl-strong-lr-2e-4"},
     "weight of seed tokens": {
         "clip": "seeds", "clip, no dual clip": "seeds-no-dual-clip", "clip on the seed alone": "seeds-clip-only",
