@@ -366,7 +366,8 @@ def document(
     for number_, records in enumerate(groups):
         main = number_ == 0
         values = records[0]["values"]
-        other = f"## Other setup: task {values['problems.task']}, learning rate {values['update.learning_rate']:g}"
+        task, rate = (values.get(k) for k in ("problems.task", "update.learning_rate"))
+        other = f"## Other setup {number_}: task {task}, learning rate {rate}"
         lines += ["## What was run" if main else other, "", *facts(records), ""]
         if main:
             lines += ["## Verdicts", "", *claim_sections(records, figures), *sensitivity(records), "## All arms", ""]
