@@ -86,9 +86,13 @@ def copy_policy(tmp_path: Path):
     return copy
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def vllm_engine() -> Iterator[Engine]:
-    """One vLLM engine in float32 for all tests of the session; it takes policies like ``tied_policies``."""
+    """One vLLM engine in float32 for all tests of a file; it takes policies like ``tied_policies``.
+
+    Not for the session: vLLM shares its process groups among the engines of a process, and the first one that closes (those
+    of test_families) ends them for all.
+    """
     engine = open_engine(EngineConfig(kv_cache_gb=0.25), dtype="float32", max_model_len=128)
     yield engine
     engine.close()
