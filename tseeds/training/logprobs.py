@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -298,7 +299,7 @@ def with_adapter(model: nn.Module, adapter: Path, *, trained: bool = False) -> A
         raise UserError(f'{adapter}: a LoRA adapter needs peft: pip install "tseeds[lora]"') from None
     try:
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=trained).eval()  # type: ignore[arg-type]
-    except (ValueError, RuntimeError, OSError, KeyError) as error:
+    except (ValueError, RuntimeError, OSError, KeyError, SafetensorError) as error:
         raise UserError(f"{adapter}: not an adapter of its base: {first_line(error)}") from None
 
 

@@ -205,9 +205,8 @@ class Weights:
             for n, m in self.masters.items()
             if m in self.optimizer.state
         }
-        weights: dict[str, Tensor] = {}
         if self.config.lora is not None:
-            pass  # the masters are the policy
+            weights: dict[str, Tensor] = {}  # the masters are the policy
         elif ranks.world() > 1:
             weights = _with_ties(self.policy.model, masters)
         else:
