@@ -26,7 +26,7 @@ MIXING = (
     "dual_clip", "ratio", "drop_degenerate", "kl_coef", "kl_reference", "entropy_coef",
 )  # fmt: skip
 """Keys of [update] in which arms may differ, beside all of [seed]."""
-SENSITIVE = ("update.learning_rate", "update.minibatches", "snapshot.every")
+SENSITIVE = ("run.iterations", "update.learning_rate", "update.minibatches", "snapshot.every")
 """Keys in which the pipelines of sensitivity/ differ too."""
 FACTORS: dict[str, dict[str, str]] = {
     "seeded share": {"0": "on-policy", "0.25": "seeds-quarter", "0.5": "seeds", "0.5, falling to 0": "seeds-annealed"},
@@ -50,6 +50,13 @@ FACTORS: dict[str, dict[str, str]] = {
         "5e-5": "seeds-kl-lr-5e-5", "1e-4": "seeds-kl", "2e-4": "seeds-kl-lr-2e-4",
     },
     "learning rate, seeds and KL 0.1": {"1e-4": "seeds-kl-strong", "2e-4": "seeds-kl-strong-lr-2e-4"},
+    "seeded share at 5e-5": {
+        "0": "on-policy-lr-5e-5", "0.25": "seeds-quarter-lr-5e-5", "0.5": "seeds-lr-5e-5",
+        "0.5, falling to 0": "seeds-annealed-lr-5e-5", "0.5 by the current policy, temperature 1.3": "hot-current-lr-5e-5",
+    },
+    "iterations at 5e-5, on-policy": {"120": "on-policy-lr-5e-5", "240": "on-policy-lr-5e-5-long"},
+    "iterations at 5e-5, with seeds": {"120": "seeds-lr-5e-5", "240": "seeds-lr-5e-5-long"},
+    "iterations at 5e-5, KL 0.03": {"120": "kl-snapshots-lr-5e-5", "240": "kl-snapshots-lr-5e-5-long"},
     "weight of seed tokens": {
         "clip": "seeds", "clip, no dual clip": "seeds-no-dual-clip", "clip on the seed alone": "seeds-clip-only",
         "clip on the fifth of highest entropy": "seeds-entropy", "mask": "seeds-mask", "decoupled": "seeds-decoupled",
@@ -57,7 +64,8 @@ FACTORS: dict[str, dict[str, str]] = {
         "on_policy": "seeds-on-policy",
     },
     "KL to a snapshot": {
-        "none": "on-policy", "0.03": "kl-snapshots", "0.1": "kl-snapshots-strong", "0.03, with seeds": "seeds-kl",
+        "none": "on-policy", "0.01": "kl-snapshots-weak", "0.03": "kl-snapshots", "0.1": "kl-snapshots-strong",
+        "0.03, recent": "kl-snapshots-recent", "0.03, the initial policy": "kl-snapshots-first", "0.03, with seeds": "seeds-kl",
         "0.1, with seeds": "seeds-kl-strong", "0.03, with seeds as context only": "seeds-mask-kl",
     },
     "seeds and KL 0.03": {
@@ -117,12 +125,13 @@ class Claim:
     figure: str | None = None
 
 
-_OFF_POLICY = ("naive-replay", "remix", "exgrpo", "luffy")
+_OFF_POLICY = ("naive-replay", "remix", "exgrpo", "luffy", "prefixrl", "pros")
+_ON_POLICY = ("on-policy", "grpo", "dapo", "dr-grpo")
 CLAIMS = (
     Claim(
         "Better than on-policy training and than existing off-policy mixing",
         "A claim of the paper's abstract. Both pass@1 and pass@16 must be better for it.",
-        tuple(Check(m, "seeds", o) for o in ("on-policy", *_OFF_POLICY) for m in ("pass@1", "pass@16")),
+        tuple(Check(m, "seeds", o) for o in (*_ON_POLICY, *_OFF_POLICY) for m in ("pass@1", "pass@16")),
         "pass-at-k",
     ),
     Claim(
@@ -167,6 +176,26 @@ CLAIMS = (
         "Seeds by the current policy, by the hotter current policy, and by the initial policy alone.",
         tuple(Check("pass@16", "seeds", o) for o in ("current", "hot-current", "base-only")),
         "pass-at-k",
+    ),
+    Claim(
+        "The recommended pipeline has both, pass@1 and reach",
+        "Ours: seeds at learning rate 5e-5 (`pipelines/thinking-seeds.toml`) against the arms without them at that rate.",
+        tuple(
+            Check(m, "seeds-lr-5e-5", f"{o}-lr-5e-5")
+            for o in ("on-policy", "kl-snapshots")
+            for m in ("pass@1", "pass@16", "pass@64")
+        ),
+        "frontier",
+    ),
+    Claim(
+        "Training longer, seeds keep what on-policy training loses",
+        "Ours: the same three arms after 240 iterations instead of 120.",
+        tuple(
+            Check(m, "seeds-lr-5e-5-long", f"{o}-lr-5e-5-long")
+            for o in ("on-policy", "kl-snapshots")
+            for m in ("pass@1", "pass@16", "pass@64")
+        ),
+        "frontier",
     ),
 )
 
@@ -483,6 +512,21 @@ def draw(records: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, str]:
     axes.set_ylabel("pass@k on held-out problems")
     axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, "pass-at-k")
+
+    figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
+    finals = {m: by_arm(records, m) for m in ("pass@1", "pass@16")}
+    for arm in arms_of(records):
+        x, y = (list(finals[m].get(arm, {}).values()) for m in ("pass@1", "pass@16"))
+        if min(len(x), len(y)) >= ENOUGH:
+            values = next(r["values"] for r in records if r["arm"] == arm)
+            kind = "tab:orange" if values["seed.share"] > 0 else "tab:blue"
+            point = (mean_sd(x)[0], mean_sd(y)[0])
+            axes.scatter(*point, s=14, color=kind, marker="o" if values["update.learning_rate"] == 1e-4 else "^")
+            axes.annotate(arm, point, xytext=(3, 2), textcoords="offset points", fontsize=5)
+    axes.set_xlabel(f"pass@1, mean of at least {ENOUGH} seeds")
+    axes.set_ylabel("pass@16")
+    axes.set_title("orange: off-policy tokens, blue: none; triangles: another learning rate than 1e-4", fontsize=7)
+    save(figure, "frontier")
     return written
 
 
