@@ -136,7 +136,7 @@ CLAIMS = (
     ),
     Claim(
         "Higher effective entropy",
-        "A claim of the abstract; effective entropy as METHOD defines it, for the paper's definition is unknown to us.",
+        "A claim of the abstract; effective entropy as docs/loss.md defines it, for the paper's definition is unknown to us.",
         tuple(Check("effective_entropy", "seeds", o) for o in ("on-policy", "naive-replay", "kl-snapshots")),
         "effective-entropy",
     ),

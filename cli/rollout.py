@@ -51,6 +51,6 @@ def rollout(
     assert problems is not None
     assert out is not None
     number = iteration or 1
-    pool = {int(require(p, "snapshot").facts["step"]): p for p in snapshot or ()}
+    pool = {int(require(p, "a snapshot", "snapshot").facts["step"]): p for p in snapshot or ()}
     inputs = stage.Inputs(policy, number - 1, problems, seeds, number, pool, curriculum)
     run_stage(pipeline, Step(stage, inputs, out, number), as_json=as_json)

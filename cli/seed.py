@@ -47,6 +47,6 @@ def seed(
         raise UserError("name a run directory, or give --snapshot (one or more) too")
     assert problems is not None
     assert out is not None
-    pool = {int(require(p, "snapshot").facts["step"]): p for p in snapshot}
+    pool = {int(require(p, "a snapshot", "snapshot").facts["step"]): p for p in snapshot}
     inputs = stage.Inputs(problems, pool, iteration or max(pool) + 1, curriculum=curriculum)
     run_stage(pipeline, Step(stage, inputs, out, inputs.iteration), as_json=as_json)

@@ -46,7 +46,7 @@ CURVES = (
     "clipped_mass_continuation", "ess_share_seed", "probe_cosine", "probe_norm_ratio", "zero_variance_share",
     "seeded_share", "seed_length", "response_length", "truncated_share", "grad_norm", "grad_norm_max", "kl_k3_seed",
 )  # fmt: skip
-"""Metrics of an iteration that a record keeps; METHOD names, see ``training.results``."""
+"""Metrics of an iteration that a record keeps; names as in docs/loss.md, see ``training.results``."""
 _NEUTRAL = (
     "log.", "score.workers", "score.memory_limit_mb", "score.time_limit", "update.processes", "update.threads",
     "update.tokens_per_microbatch",

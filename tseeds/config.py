@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from tseeds.errors import UserError
 from tseeds.grading.options import Conventions as ScoreConfig
+from tseeds.grading.options import Task
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 
@@ -28,7 +30,20 @@ PrefixWeight = Literal["clip", "mask", "decoupled", "truncate", "shape", "shape_
 class Section(BaseModel):
     """A table of a pipeline file: immutable, unknown keys refused, the line under each field is its documentation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_guessing(cls, value: Any, info: ValidationInfo) -> Any:
+        """true is no number, "12" is no number, and yes is no boolean."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if kind in (int, float) and isinstance(value, bool | str):
+            raise ValueError(f"{value!r} is no number")
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError(f"{value!r} is neither true nor false")
+        return value
 
 
 class RunConfig(Section):
@@ -37,7 +52,8 @@ class RunConfig(Section):
     seed: int = 0
     """Run seed: every sampling seed is a hash of it with iteration, stage, problem and slot."""
     iterations: NonNegative = 100
-    """Iterations to train; raising it continues a finished run."""
+    """Iterations to train; raising it continues a finished run, unless a falling seed.schedule ends with the run (set
+    seed.schedule_end)."""
 
 
 class ArchitectureConfig(Section):
@@ -87,7 +103,7 @@ class BenchmarkConfig(Section):
     """As problems.path."""
     columns: dict[Literal["id", "problem", "gold", "source", "difficulty"], str] = {}
     """As problems.columns."""
-    task: str | None = None
+    task: Task | None = None
     """As problems.task, which is the default."""
     limit: NonNegative = 0
     """Use only the first N good rows; 0 uses all."""
@@ -133,7 +149,7 @@ class ProblemsConfig(Section):
     """JSONL, Parquet or CSV file, a directory or pattern of such parts, an hf:// file, or reasoning-gym:NAME?size=500."""
     columns: dict[Literal["id", "problem", "gold", "source", "difficulty"], str] = {}
     """Column mapping for data whose columns are not found by name, such as {problem = "question"}; dots enter structs."""
-    task: str = "math"
+    task: Task = "math"
     """What a correct answer is: math, gsm8k, countdown, or python:FILE.py:FUNCTION for your own verifier."""
     prompt: Literal["chat", "plain"] = "chat"
     """chat: the tokenizer's chat template; plain: the template below as it stands."""
@@ -206,7 +222,7 @@ class SnapshotConfig(Section):
 
 
 class SeedConfig(Section):
-    """Prefixes written by past policies (METHOD section 4)."""
+    """Prefixes written by past policies."""
 
     share: Fraction = 0.5
     """Share of every group that is seeded; 0 is plain on-policy training."""
@@ -239,7 +255,8 @@ class SeedConfig(Section):
     candidates: Positive = 1
     """Chains sampled per seed from which success picks the first that fits (live source)."""
     continuations: Positive = 1
-    """Trajectories that continue one seed. 1 (distinct seeds) keeps the seed's gradient from cancelling."""
+    """Trajectories that continue one seed; the seeded rows of a group are rounded down to a multiple of it. 1 (distinct
+    seeds) keeps the seed's gradient from cancelling."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature of the seed; log-probs are recorded at it."""
 
@@ -256,6 +273,15 @@ class SeedConfig(Section):
             raise ValueError("success filters chains of a snapshot; position suffix has none before the rollout")
         if self.source == "replay" and self.position == "suffix":
             raise ValueError("source replay has no suffix: stored trajectories cannot finish a new beginning")
+        if self.cut != "uniform" and self.position == "suffix":
+            raise ValueError(
+                f'cut "{self.cut}" looks at a chain of the snapshot; position suffix has none before the rollout: '
+                'use cut = "uniform"'
+            )
+        if self.source == "replay" and self.temperature != 1.0:
+            raise ValueError(
+                "temperature is of live seeds: stored trajectories keep the rollout.temperature that they were sampled at"
+            )
         return self
 
 
@@ -296,13 +322,13 @@ class LoraConfig(Section):
 
 
 class UpdateConfig(Section):
-    """The mixed-loss policy update (METHOD sections 3 and 7)."""
+    """The mixed-loss policy update (docs/loss.md)."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Constant AdamW learning rate."""
     warmup_steps: NonNegative = 0
     """Optimizer steps over which the learning rate rises linearly from 0."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW moment decays."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW decoupled weight decay."""
@@ -315,7 +341,7 @@ class UpdateConfig(Section):
     tokens_per_microbatch: Positive = 16384
     """Token budget of one forward/backward; changes memory and speed, never the gradient."""
     prefix_weight: PrefixWeight = "clip"
-    """Loss on seed tokens: one of the modes of METHOD section 3."""
+    """Loss on seed tokens: one of the modes of docs/loss.md."""
     prefix_coef: Annotated[float, Field(ge=0)] = 1.0
     """Factor on the seed tokens' loss."""
     prefix_top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -325,7 +351,7 @@ class UpdateConfig(Section):
     shape_gamma: Annotated[float, Field(gt=0)] = 0.1
     """gamma of modes shape and shape_policy."""
     continuation_correction: Literal["none", "geometric", "min_ratio", "reject"] = "none"
-    """Weight of the continuation for its seed being off-policy (METHOD section 3)."""
+    """Weight of the continuation for its seed being off-policy (docs/loss.md)."""
     reject_lo: Annotated[float, Field(ge=0)] = 0.5
     """reject: drop trajectories whose geometric-mean seed ratio is below this."""
     reject_hi: Annotated[float, Field(gt=0)] = 2.0
@@ -339,7 +365,7 @@ class UpdateConfig(Section):
     mismatch_cap: Annotated[float, Field(gt=0)] = 2.0
     """Cap of the engine/trainer mismatch weight on continuation tokens."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    """How token losses become one number (METHOD section 3)."""
+    """How token losses become one number (docs/loss.md)."""
     advantage: Literal["group", "group_std", "leave_one_out", "split", "per_seed"] = "group"
     """Baseline of the advantage."""
     drop_degenerate: bool = False
@@ -465,10 +491,12 @@ class Pipeline(Section):
                     f"seed.hi {self.seed.hi:g} leaves no token for the continuation: "
                     f"it must be below rollout.max_response_tokens {budget}"
                 )
-            if round(self.seed.share * self.rollout.group_size) == 0:
+            if round(self.seed.share * self.rollout.group_size) < self.seed.continuations:
+                several = f"{self.seed.continuations} continuations of one seed"
                 raise ValueError(
-                    f"seed.share {self.seed.share} of rollout.group_size {self.rollout.group_size} rounds to no seeded "
-                    "trajectory: raise one of them, or set seed.share = 0"
+                    f"seed.share {self.seed.share} of rollout.group_size {self.rollout.group_size} rounds to no "
+                    f"{'seeded trajectory' if self.seed.continuations == 1 else several}: raise one of them, or set "
+                    "seed.share = 0"
                 )
             if (
                 self.seed.sampler == "fixed_lag"
@@ -484,6 +512,10 @@ class Pipeline(Section):
         if self.update.advantage == "per_seed" and self.seed.share > 0 and self.seed.continuations < 2:
             raise ValueError(
                 'update.advantage = "per_seed" compares continuations of one seed: set seed.continuations >= 2'
+            )
+        if not self.update.reject_lo <= 1 <= self.update.reject_hi:
+            raise ValueError(
+                "update.reject_lo <= 1 <= update.reject_hi is needed: a ratio of 1 is a seed as on-policy as can be"
             )
         if self.update.overlong == "penalty" and not 0 < self.update.overlong_buffer <= budget:
             raise ValueError(

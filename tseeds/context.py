@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tseeds.artifacts.disk import read_object
 from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest, model_directory
 from tseeds.config import Pipeline
 from tseeds.errors import Interrupted
@@ -165,17 +164,3 @@ def load_tokenizer(policy: Path, trust_remote_code: bool = False) -> Any:
         return AutoTokenizer.from_pretrained(policy, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise UserError(f"{policy}: its tokenizer does not load: {str(error).splitlines()[0]}") from error
-
-
-def eos_ids(policy: Path, tokenizer: Any = None) -> frozenset[int]:
-    """All end-of-sequence ids of a policy: generation_config.json, config.json, tokenizer."""
-    found: set[int] = set()
-    policy = model_directory(policy)
-    for name in ("generation_config.json", "config.json"):
-        file = policy / name
-        if file.is_file():
-            value = read_object(file, "copy the model again").get("eos_token_id")
-            found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return frozenset(found)

@@ -16,12 +16,13 @@ import pyarrow as pa
 from tseeds.artifacts import schema
 from tseeds.artifacts.parts import Parts
 from tseeds.artifacts.rundir import recorded_digest
-from tseeds.artifacts.store import Identity, Manifest, read_table, require, writing
+from tseeds.artifacts.store import Identity, Manifest, read_rows, require, writing
 from tseeds.config import Pipeline
 from tseeds.context import Context
 from tseeds.engines.base import Completion, Request
 from tseeds.errors import UserError
 from tseeds.schedule import rng_seed
+from tseeds.score import grading
 
 STAGE = "curriculum"
 VERSION = 1
@@ -44,11 +45,11 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
         "curriculum.samples": config.curriculum.samples,
         "rollout.max_response_tokens": config.rollout.max_response_tokens,
         "rollout.temperature": config.rollout.temperature,
-        "score.time_limit": config.score.time_limit,
-        "score.memory_limit_mb": config.score.memory_limit_mb,
     }
-    digests = {"policy": recorded_digest(inputs.policy), "problems": require(inputs.problems, "problems").digest}
-    return Identity(STAGE, VERSION, values, digests)
+    problems = require(inputs.problems, "problems")
+    conventions, verifier = grading(config, str(problems.identity.config.get("problems.task", config.problems.task)))
+    digests = {"policy": recorded_digest(inputs.policy), "problems": problems.digest}
+    return Identity(STAGE, VERSION, values | conventions, digests | verifier)
 
 
 def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manifest:
@@ -62,7 +63,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     if not n:
         raise UserError("curriculum.samples is 0: set how many responses measure a problem's pass rate, such as 8")
     ident = identity(config, inputs)
-    problems = read_table(require(inputs.problems, "problems"))
+    problems = read_rows(inputs.problems, "problems", ["prompt_ids", "gold"])
     problem_ids, prompts = problems["problem_id"].to_pylist(), problems["prompt_ids"].to_pylist()
     asked = list(zip(*(problems[name].to_pylist() for name in ("task", "gold", "prompt")), strict=True))
     tokenizer = context.tokenizer(inputs.policy)
@@ -109,7 +110,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                 max_tokens=config.rollout.max_response_tokens,
                 seed=rng_seed(config.run.seed, STAGE, problem_ids[k], s),
                 temperature=config.rollout.temperature,
-                part=k // config.engine.part_rows,
+                part=k // max(1, config.engine.part_rows // n),
             )
             for k in todo
             for s in range(n)

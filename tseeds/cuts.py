@@ -1,4 +1,4 @@
-"""Where a past chain is cut: pure functions on token ids (METHOD section 4).
+"""Where a past chain is cut: pure functions on token ids.
 
 A seed never contains an end-of-sequence token, never reaches the final answer, never fills the length budget.
 """

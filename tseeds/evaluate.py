@@ -5,7 +5,7 @@ and ``tables/``: problems.parquet, quarantine.parquet and report.json (the inges
 metrics.parquet (every metric with its bootstrap interval, for all problems and by difficulty). Random seeds do not depend on the training step, so that two policies are compared
 on common random numbers.
 
-``run_mixed`` is the wider test of METHOD section 5: snapshots write the first L tokens and the policy finishes.
+``run_mixed`` is the wider test: snapshots write the first L tokens and the policy finishes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tseeds.context import Context
 from tseeds.engines.base import Completion, Request
 from tseeds.errors import UserError
 from tseeds.schedule import rng_seed
+from tseeds.score import grading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,6 +114,7 @@ def budget(config: Pipeline) -> int:
 def _identity(stage: str, config: Pipeline, policy: Path, step: int, benchmark: str) -> Identity:
     entry = benchmark_config(config, benchmark)
     ingest = problems_config(config, entry)
+    conventions, verifier = grading(config, ingest.task)
     values: dict[str, Any] = {
         "run.seed": config.run.seed,
         "step": step,
@@ -124,13 +126,12 @@ def _identity(stage: str, config: Pipeline, policy: Path, step: int, benchmark: 
         "evaluate.top_p": config.evaluate.top_p,
         "evaluate.greedy": config.evaluate.greedy,
         "evaluate.max_response_tokens": budget(config),
-        "score.time_limit": config.score.time_limit,
-        "score.memory_limit_mb": config.score.memory_limit_mb,
+        **conventions,
         **{f"problems.{k}": v for k, v in ingest.model_dump(mode="json").items() if k != "path"},
     }
     with _named(benchmark):
         data = sources.digest(entry.path)
-    return Identity(stage, VERSION, values, {"policy": recorded_digest(policy), "benchmark": data})
+    return Identity(stage, VERSION, values, {"policy": recorded_digest(policy), "benchmark": data, **verifier})
 
 
 @contextmanager

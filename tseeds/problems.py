@@ -574,7 +574,7 @@ def benchmark_texts(benchmarks: Sequence[BenchmarkConfig]) -> list[tuple[str, st
     """(name:id, problem) of every readable row of the benchmarks."""
     labelled: list[tuple[str, str]] = []
     for benchmark in benchmarks:
-        config = ProblemsConfig(path=benchmark.path, columns=benchmark.columns, task="any")
+        config = ProblemsConfig(path=benchmark.path, columns=benchmark.columns)
         for _, number, row in sources.read(benchmark.path):
             if isinstance(row, sources.Broken):
                 continue
@@ -659,6 +659,14 @@ def ingest(
     kept = kept[: config.limit or None]
     lengths = sorted(len(p.ids) for p in kept)
     findings.check()
+    if not kept:
+        reasons = ", ".join(
+            f"{count} {reason}" for reason, count in Counter(findings.quarantine["reason"]).most_common()
+        )
+        raise UserError(
+            f"problems.path {config.path}: none of {total} rows is left ({reasons}; first: "
+            f"{findings.quarantine['detail'][0]}); mend the data, or set what [problems] allows"
+        )
     table = pa.table(
         {
             "problem_id": [p.id for p in kept],

@@ -18,10 +18,11 @@ from tseeds import cuts, selection
 from tseeds.artifacts import schema
 from tseeds.artifacts.parts import Parts
 from tseeds.artifacts.rundir import recorded_digest
-from tseeds.artifacts.store import Identity, Manifest, read_table, require, writing
+from tseeds.artifacts.store import Identity, Manifest, read_rows, require, writing
 from tseeds.config import Pipeline
-from tseeds.context import Context, eos_ids
+from tseeds.context import Context
 from tseeds.engines.base import Completion, Request
+from tseeds.engines.policies import describe
 from tseeds.errors import UserError
 from tseeds.schedule import groups, rng_seed, row_id
 
@@ -61,6 +62,8 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
     }
     if inputs.seeds is not None:
         values["seed.position"] = config.seed.position
+        if config.seed.position == "suffix":
+            values["seed.temperature"] = config.seed.temperature
         digests["seeds"] = require(inputs.seeds, "seeds").digest
     chosen, measured = selection.identity(config, inputs.curriculum)
     return Identity(STAGE, VERSION, values | chosen, digests | measured)
@@ -131,8 +134,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         UserError: an input is missing or damaged. StageFailed: the engine failed. Interrupted: asked to stop.
     """
     ident = identity(config, inputs)
-    problems = read_table(require(inputs.problems, "problems"))
-    seeds = read_table(require(inputs.seeds, "seeds")) if inputs.seeds is not None else None
+    problems = read_rows(inputs.problems, "problems", ["problem_id", "prompt_ids"])
+    seeds = read_rows(inputs.seeds, "seeds", ["seed_id", "outcome"]) if inputs.seeds is not None else None
     tokenizer = context.tokenizer(inputs.policy)
     rows = _plan(config, inputs, problems, seeds)
     prompts = problems["prompt_ids"].to_pylist()
@@ -194,7 +197,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
                     ids=prompts[rows[r].problem] + rows[r].ids,
                     max_tokens=config.rollout.max_response_tokens - len(rows[r].ids),
                     seed=rows[r].rng_seed if purpose == "continue" else rng_seed(rows[r].rng_seed, purpose),
-                    temperature=config.rollout.temperature,
+                    temperature=config.rollout.temperature if purpose == "continue" else config.seed.temperature,
                     part=r // config.engine.part_rows,
                 )
                 for r in numbers
@@ -211,14 +214,15 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
 
         if live:  # after a crash between the last part and the commit nothing is left to sample
             sample(live, "continue")
-        eos = eos_ids(inputs.policy, tokenizer)
+        eos = frozenset(describe(inputs.policy).eos)
         for snapshot_step in sorted({rows[r].seed["snapshot_step"] for r in suffix}):  # type: ignore[index]
             numbers = [r for r in suffix if rows[r].seed["snapshot_step"] == snapshot_step]  # type: ignore[index]
             for r in numbers:
                 _cut_beginning(rows[r], config, eos, tokenizer, str(problems["task"][rows[r].problem]))
-            if snapshot_step not in inputs.snapshots:
+            current = inputs.policy if snapshot_step == step else None  # sampler "current"
+            snapshot = inputs.snapshots.get(snapshot_step, current)
+            if snapshot is None:
                 raise UserError(f"position suffix needs the snapshot of step {snapshot_step}; pass its directory")
-            snapshot = inputs.snapshots[snapshot_step]
             _load(context, snapshot, recorded_digest(snapshot))
             sample(numbers, "suffix")
         context.progress.end()

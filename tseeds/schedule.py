@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tseeds.config import Pipeline, SeedConfig, SnapshotConfig
+from tseeds.errors import UserError
 
 Key = str | int
 
@@ -89,10 +90,15 @@ def groups(
     An epoch is a permutation of the problems; with ``weights`` (one per problem, 0 leaves it out) it has as many visits as
     problems are left, and each comes its expected number of times, rounded up or down by a seeded draw per epoch.
     The window of iteration i begins where that of i - 1 ended, so the cursor is the iteration itself.
+
+    Raises:
+        UserError: there is no problem.
     """
     ids = tuple(problem_ids)
     weighted = None if weights is None else tuple(weights)
     size = len(ids) if weighted is None else sum(w > 0 for w in weighted)
+    if not size:
+        raise UserError("there is no problem to train on: none was kept at ingest (tseeds show RUN/problems)")
     chosen: list[Group] = []
     seen: dict[str, int] = {}
     for n in range(per_iteration):

@@ -8,21 +8,25 @@ snapshot writes after the rollout's beginning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tseeds import cuts, selection
 from tseeds.artifacts import schema
 from tseeds.artifacts.parts import Parts
 from tseeds.artifacts.rundir import recorded_digest
-from tseeds.artifacts.store import Identity, Manifest, read_table, recorded, require, verified, writing
+from tseeds.artifacts.store import Identity, Manifest, read_rows, recorded, require, verified, writing
 from tseeds.config import Pipeline
-from tseeds.context import Context, eos_ids
+from tseeds.context import Context
 from tseeds.engines import Completion, Request, sample_each
+from tseeds.engines.policies import describe
 from tseeds.errors import UserError
 from tseeds.schedule import draw_snapshots, groups, rng_seed, seeded_samples, uniform
 
@@ -110,6 +114,7 @@ class _Plan:
     chains: list[Completion]
     reward: float | None = None
     snapshot: str | None = None
+    temperature: float | None = None
 
 
 def _plan(config: Pipeline, inputs: Inputs, problem_ids: Sequence[str]) -> list[_Plan]:
@@ -148,19 +153,25 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         UserError: an input is missing or damaged. StageFailed: the engine failed. Interrupted: asked to stop.
     """
     ident = identity(config, inputs)
-    problems = read_table(require(inputs.problems, "problems"))
+    problems = read_rows(inputs.problems, "problems", ["prompt_ids", "gold"])
     problem_ids: list[str] = problems["problem_id"].to_pylist()
     plans = _plan(config, inputs, problem_ids)
     policy = next(iter(inputs.snapshots.values()))
-    cutter = _Cutter(config, context.tokenizer(policy), eos_ids(policy, context.tokenizer(policy)))
-    history = _History(inputs.history if needs_history(config) else ())
+    cutter = _Cutter(config, context.tokenizer(policy), frozenset(describe(policy).eos))
+    wanted = {problem_ids[p.problem] for p in plans}
+    history = _History(inputs.history if needs_history(config) else (), wanted)
     sampled: dict[int, int] = {}
+    outcomes: dict[int, str] = {}
 
     def build(start: int, stop: int) -> pa.Table:
-        rows = _choose(config, context, problems, plans[start:stop], cutter)
-        return pa.Table.from_pylist(
-            [_finish(config, plan, chain, problems, cutter, history) for plan, chain in rows], schema=schema.SEED
-        )
+        chosen = _choose(config, context, problems, plans[start:stop], cutter)
+        rows = [_finish(config, plan, chain, problems, cutter, history) for plan, chain in chosen]
+        outcomes.update(zip(range(start, stop), (row["outcome"] for row in rows), strict=True))
+        return pa.Table.from_pylist(rows, schema=schema.SEED)
+
+    def tally(start: int, stop: int) -> dict[str, float]:
+        counts = Counter(f"seeds_{outcomes[k]}" for k in range(start, stop))
+        return {"sampled_tokens": sum(sampled.get(k, 0) for k in range(start, stop)), **counts}
 
     with (
         writing(out, ident) as writer,
@@ -169,7 +180,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             rows=len(plans),
             part_rows=config.engine.part_rows,
             build=build,
-            tally=lambda start, stop: {"sampled_tokens": sum(sampled.get(k, 0) for k in range(start, stop))},
+            tally=tally,
             stop_requested=lambda: context.stop_requested,
         ) as parts,
     ):
@@ -274,31 +285,43 @@ class _Cutter:
 
 
 class _History:
-    """Unseeded trajectories of earlier iterations: chains for replay, pass rates for target."""
+    """Unseeded trajectories of earlier iterations on the wanted problems: chains for replay, pass rates for target.
 
-    def __init__(self, artifacts: Sequence[tuple[Path, Path]]) -> None:
-        self._rows: dict[str, list[dict[str, Any]]] = {}
-        columns = ["row_id", "problem_id", "policy", "policy_step", "response_ids", "logprobs", "finish_reason"]
+    Token lists stay in Arrow until a chain is drawn: a long run's history as Python lists would not fit.
+    """
+
+    def __init__(self, artifacts: Sequence[tuple[Path, Path]], wanted: Collection[str]) -> None:
+        columns = ["policy", "policy_step", "response_ids", "logprobs", "finish_reason", "temperature"]
+        names = pa.array(sorted(wanted), pa.string())
+        self._tables: list[pa.Table] = []
+        self._rows: dict[str, list[tuple[int, int, float, int]]] = {}  # problem -> (table, row, reward, tokens)
         for rollout, score in artifacts:
-            rewards = read_table(require(score, "score"))
+            rewards = read_rows(score, "scores", ["row_id", "reward"])
             reward = dict(zip(rewards["row_id"].to_pylist(), rewards["reward"].to_pylist(), strict=True))
-            table = read_table(require(rollout, "rollout"))
-            unseeded = table.filter(pa.compute.is_null(table["seed_id"])).select(columns)
-            for row in unseeded.to_pylist():
-                row["reward"] = reward[row["row_id"]]
-                self._rows.setdefault(row["problem_id"], []).append(row)
+            table = read_rows(rollout, "rollouts", ["row_id", "problem_id", "seed_id", *columns])
+            table = table.filter(pc.and_(pc.is_null(table["seed_id"]), pc.is_in(table["problem_id"], names)))
+            lengths = pc.list_value_length(table["response_ids"]).to_pylist()
+            keys = zip(table["problem_id"].to_pylist(), table["row_id"].to_pylist(), lengths, strict=True)
+            for at, (problem_id, row_id, length) in enumerate(keys):
+                self._rows.setdefault(problem_id, []).append((len(self._tables), at, reward[row_id], length))
+            self._tables.append(table.select(columns))
 
     def pass_rate(self, problem_id: str) -> float | None:
         rows = self._rows.get(problem_id)
-        return sum(r["reward"] for r in rows) / len(rows) if rows else None
+        return sum(reward for _, _, reward, _ in rows) / len(rows) if rows else None
 
     def give(self, plan: _Plan, problem_id: str, config: Pipeline) -> None:
         """Draw one stored chain that passes the success filter for the plan, or none where there is none."""
-        fits = [r for r in self._rows.get(problem_id, ()) if _fits(config.seed.success, r["reward"])]
+        # a whole chain must fit into the budget, which may have been lowered since; a cut one does in any case
+        most = config.rollout.max_response_tokens if config.seed.position == "whole" else math.inf
+        known = self._rows.get(problem_id, ())
+        fits = [r for r in known if _fits(config.seed.success, r[2]) and r[3] <= most]
         if fits:
-            row = fits[rng_seed(plan.rng_seed, "replay") % len(fits)]
+            table, at, reward, _ = fits[rng_seed(plan.rng_seed, "replay") % len(fits)]
+            row = self._tables[table].slice(at, 1).to_pylist()[0]
             plan.chains = [Completion(row["response_ids"], row["logprobs"], row["finish_reason"])]
-            plan.reward, plan.snapshot, plan.snapshot_step = row["reward"], row["policy"], row["policy_step"]
+            plan.reward, plan.snapshot, plan.snapshot_step = reward, row["policy"], row["policy_step"]
+            plan.temperature = row["temperature"]
 
 
 def _fits(success: str, reward: float) -> bool:
@@ -370,7 +393,7 @@ def _finish(
         "chain_reward": plan.reward,
         "finish_reason": chain.finish_reason if chain else None,
         "outcome": outcome,
-        "temperature": config.seed.temperature,
+        "temperature": config.seed.temperature if plan.temperature is None else plan.temperature,
         "rng_seed": plan.rng_seed,
         "text": cutter.decode(ids),
     }

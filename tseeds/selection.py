@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tseeds.artifacts.store import read_table, require
+from tseeds.artifacts.store import read_rows, require
 from tseeds.config import CurriculumConfig, Pipeline
 from tseeds.errors import UserError
 
@@ -40,7 +40,7 @@ def weights(config: Pipeline, problem_ids: Sequence[str], curriculum: Path | Non
     """
     if curriculum is None:
         return None
-    table = read_table(require(curriculum, "pass rates"))
+    table = read_rows(curriculum, "pass rates", ["rewards"])
     rewards = dict(zip(table["problem_id"].to_pylist(), table["rewards"].to_pylist(), strict=True))
     return problem_weights(config.curriculum, problem_ids, rewards)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tseeds.artifacts.rundir import digest_of, recorded_digest
-from tseeds.artifacts.store import Identity, Manifest, check_space, read_table, require, verified, writing
+from tseeds.artifacts.store import Identity, Manifest, check_space, read_rows, require, verified, writing
 from tseeds.config import Pipeline
 from tseeds.context import Context
 from tseeds.errors import UserError
@@ -71,8 +71,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     from tseeds.training.trainer import Rows, Trainer
 
     ident = identity(config, inputs)
-    rollouts = read_table(require(inputs.rollouts, "rollouts"))
-    scores = read_table(require(inputs.scores, "scores"))
+    rollouts = read_rows(inputs.rollouts, "rollouts", ["response_ids"])
+    scores = read_rows(inputs.scores, "scores", ["reward"])
     rows = Rows.from_tables(rollouts, scores)
     size = sum(f.stat().st_size for f in inputs.policy.glob("*.safetensors"))
     check_space(out, 5 * size, f"policy and optimizer state of iteration {inputs.iteration}")
@@ -153,7 +153,7 @@ def compare_gradients(
     from tseeds.training.trainer import Rows
 
     rows = Rows.from_tables(
-        read_table(require(inputs.rollouts, "rollouts")), read_table(require(inputs.scores, "scores"))
+        read_rows(inputs.rollouts, "rollouts", ["response_ids"]), read_rows(inputs.scores, "scores", ["reward"])
     )
     return compare_modes(
         config.update, at or inputs.policy, rows, list(PREFIX_MODES) if modes is None else modes,

@@ -62,8 +62,8 @@ class _Stretch:
 def check_logprobs(path: Path, rows: int) -> Rescored:
     """Recompute the log-probs of the first ``rows`` trajectories of every committed rollout with the policies that wrote them.
 
-    Seed tokens are scored by their snapshot, the others by the policy of their iteration, by transformers on the CPU at the
-    recorded temperature. Policies that retention has removed are skipped and counted.
+    Seed tokens are scored by their snapshot at their seed's temperature, the others by the policy of their iteration at the
+    rollout's, by transformers on the CPU. Policies that retention has removed are skipped and counted.
 
     Raises:
         UserError: ``path`` is no run, or a policy cannot be loaded.
@@ -79,8 +79,11 @@ def check_logprobs(path: Path, rows: int) -> Rescored:
         manifest = store.read_manifest(run.stage(iteration, "rollout"))
         if manifest is None:
             continue
+        seeds = store.read_manifest(run.stage(iteration, "seed"))
+        table = store.read_table(seeds).select(["seed_id", "temperature"]).to_pylist() if seeds is not None else []
+        sampled_at = {row["seed_id"]: row["temperature"] for row in table}
         for row in store.read_table(manifest).slice(0, rows).to_pylist():
-            written = list(_stretches(run, iteration, row, history.at(iteration).seed.temperature))
+            written = list(_stretches(run, iteration, row, sampled_at.get(row["seed_id"], row["temperature"])))
             skipped += any(not writer.is_dir() for writer, _ in written)
             for writer, stretch in written:
                 if writer.is_dir():
@@ -116,8 +119,9 @@ def _stretches(
         (row["off_stop"], end, False),
     ):
         if stop > start:
-            current = row["snapshot_step"] == row["policy_step"]  # sampler "current": no snapshot, the policy itself
-            writer = run.snapshot(row["snapshot_step"]) if seeded and not current else run.policy(row["policy_step"])
+            writer = run.policy(row["snapshot_step"] if seeded else row["policy_step"])
+            if seeded and run.snapshot(row["snapshot_step"]).is_dir():
+                writer = run.snapshot(row["snapshot_step"])  # else sampler "current" or a replayed chain: no snapshot
             temperature = seed_temperature if seeded else row["temperature"]
             recorded = row["logprobs"][start:stop]
             yield writer, _Stretch(iteration, ids, offset + start, offset + stop, recorded, temperature)

@@ -15,7 +15,7 @@ PIPELINES = sorted((Path(__file__).parents[2] / "pipelines").rglob("*.toml"))
 
 
 def parse(**sections: dict) -> config.Pipeline:
-    return config.parse({**BASE, **sections}, "file.toml")
+    return config.parse({**BASE, **{k: {**BASE.get(k, {}), **v} for k, v in sections.items()}}, "file.toml")
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda p: p.stem)
@@ -43,6 +43,16 @@ def test_there_are_pipelines() -> None:
         ({"update": {"minibatches": 200}}, ["update.minibatches 200", "whole groups"]),
         ({"update": {"advantage": "per_seed"}}, ["per_seed", "seed.continuations"]),
         ({"run": {"seed": "zero"}}, ["run.seed", "'zero'"]),
+        ({"problems": {"limit": "12"}}, ["problems.limit", "'12' is no number"]),
+        ({"seed": {"share": True}}, ["seed.share", "True is no number"]),
+        ({"policy": {"trust_remote_code": "yes"}}, ["policy.trust_remote_code", "'yes' is neither true nor false"]),
+        ({"update": {"learning_rate": float("inf")}}, ["update.learning_rate", "finite"]),
+        ({"update": {"betas": [2.0, 0.9]}}, ["update.betas.0", "less than 1"]),
+        ({"update": {"reject_lo": 1.5}}, ["update.reject_lo <= 1"]),
+        ({"problems": {"task": "maths"}}, ["problems.task", "unknown task 'maths'"]),
+        ({"seed": {"continuations": 8}}, ["rounds to no 8 continuations of one seed"]),
+        ({"seed": {"position": "suffix", "cut": "line"}}, ["seed", 'cut "line"', 'use cut = "uniform"']),
+        ({"seed": {"source": "replay", "temperature": 1.2}}, ["seed", "temperature is of live seeds"]),
         ({"nonsense": {}}, ["unknown key nonsense"]),
         ({"log": {"to": [], "project": "a\udcff"}}, [r"'a\udcff' is not UTF-8 text"]),
     ],
@@ -139,7 +149,7 @@ def test_a_wrong_base_is_one_line(tmp_path: Path, base: str, names: list[str]) -
 
 
 def test_the_arms_differ_in_their_mixing_alone() -> None:
-    """METHOD section 6: same task, policy, sampling, optimizer, minibatches and evaluation in every arm."""
+    """Same task, policy, sampling, optimizer, minibatches and evaluation in every arm."""
     mixing = {
         "prefix_weight", "prefix_coef", "prefix_top_entropy", "prefix_cap", "advantage", "aggregation", "eps_high",
         "dual_clip", "ratio", "drop_degenerate", "kl_coef", "kl_reference", "entropy_coef",

@@ -95,6 +95,13 @@ def test_a_policy_is_described_from_its_headers(tmp_path: Path) -> None:
     assert found.vocab_size == 4
     assert found.eos == (1, 2, 3)
     assert policies.describe(policy) is found
+    for words in ({"added_tokens": [{"content": "</s>", "id": 0}]}, {"model": {"vocab": {"</s>": 0}}}):
+        (policy / "tokenizer.json").write_text(json.dumps(words))
+        for token in ("</s>", {"content": "</s>"}):
+            (policy / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+            assert policies.describe(policy).eos == (0, 1, 2, 3)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (policy / name).unlink()
     write_safetensors(policy / "model.safetensors", {"embed": ("F32", [4, 2])})
     assert policies.describe(policy).digest != found.digest
 

@@ -27,7 +27,7 @@ def tokens(lp, lp_old, lp_mu, advantage, seed, row=None, **extra) -> L.Tokens:
     return L.Tokens(lp, lp_old, lp_mu, advantage, torch.as_tensor(seed), row, int(row.max()) + 1, **extra)
 
 
-# METHOD section 8, line by line
+# numbers calculated by hand, line by line
 
 
 def test_advantages_of_two_right_and_two_wrong():
@@ -46,6 +46,19 @@ def test_equal_rewards_and_groups_of_one_give_exactly_zero(kind):
         assert a.degenerate.all()
         assert a.degenerate_groups == 1
     assert advantages([0], ["g"], [None], kind).singletons == 1
+
+
+def test_a_group_teaches_nothing_when_all_of_its_advantages_are_zero():
+    seeds = [None, None, "a", "a"]
+    assert advantages([0, 0, 1, 1], ["g"] * 4, seeds, "group").degenerate_groups == 0
+    for kind in ("split", "per_seed"):  # rewards differ between the parts only, which are not compared
+        a = advantages([0, 0, 1, 1], ["g"] * 4, seeds, kind)
+        assert a.advantage.tolist() == [0.0] * 4
+        assert a.degenerate.all()
+        assert a.degenerate_groups == 1
+    a = advantages([0, 1, 1], ["g"] * 3, [None, None, "a"], "split")
+    assert a.advantage.tolist() == [-0.5, 0.5, 0.0]
+    assert (a.degenerate_groups, a.singletons) == (0, 1)
 
 
 def test_ratio_k3_and_truncation():
@@ -107,7 +120,7 @@ def test_band_never_clips_before_the_first_step(lp, mu, advantage):
 
 
 def plain(mode: str, lp: float, old: float, mu: float, a: float, c: UpdateConfig) -> tuple[float, float]:
-    """(loss, d loss / d lp) of one seed token, from METHOD section 3, by cases instead of min and max."""
+    """(loss, d loss / d lp) of one seed token, from docs/loss.md, by cases instead of min and max."""
 
     def ppo(r: float, low: float, high: float, dual: float) -> tuple[float, float]:
         if a > 0:
@@ -190,7 +203,7 @@ def test_unclipped_continuation_is_the_importance_weighted_policy_gradient():
 
 
 def test_clip_before_any_update_is_what_the_method_says():
-    """METHOD section 3: the four cases of a seed token at lp = lp_old."""
+    """The four cases of a seed token at lp = lp_old."""
     log = math.log
     t = tokens([log(0.1), log(0.9), log(0.1), log(0.9)], [0.0] * 4, [log(0.5)] * 4, [1.0, 1.0, -1.0, -1.0], [True] * 4)
     terms = L.clip(t, config())
@@ -202,6 +215,19 @@ def test_dual_clip_bounds_the_loss_of_a_grown_wrong_token():
     t = tokens([0.0], [0.0], [-5.0], [-1.0], [True])
     assert L.clip(t, config(dual_clip=3.0)).loss.item() == 3.0
     assert L.clip(t, config(dual_clip=0.0)).loss.item() == pytest.approx(math.exp(5))
+
+
+def test_band_clips_around_its_own_centre_and_says_which_clip_it_was():
+    """lp_mu -log 3 .. : b = exp(lp_old - lp_mu) = 3, so the range is [2.8, 3.2] and the dual clip sits at 9."""
+    log = math.log
+    t = tokens([log(1.5), log(9.5), log(3.0)], [log(3.0)] * 3, [0.0] * 3, [-1.0] * 3, [True] * 3)
+    terms = L.mixed(t, config(prefix_weight="band", dual_clip=3.0))
+    assert terms.ratio.tolist() == pytest.approx([1.5, 9.5, 3.0])
+    assert terms.kept.tolist() == [False, False, True]
+    assert terms.dual.tolist() == [False, True, False]
+    free = L.mixed(t, L.unclipped(config(prefix_weight="band", dual_clip=3.0)))
+    assert free.kept.tolist() == [True] * 3
+    assert free.loss.tolist() == pytest.approx([1.5, 9.5, 3.0])
 
 
 # options

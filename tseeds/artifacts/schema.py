@@ -99,6 +99,7 @@ SCORE = pa.schema(
         ("reward", pa.float32()),
         ("grader", pa.string()),
         ("wall_ms", pa.float32()),
+        ("detail", pa.string()),  # for error, timeout and unparsable_gold: why
     ]
 )
 

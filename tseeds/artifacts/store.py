@@ -16,7 +16,7 @@ import platform
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
@@ -227,16 +227,20 @@ def _seal(record: Mapping[str, Any]) -> str:
     ).hexdigest()
 
 
-def require(path: Path, what: str) -> Manifest:
+def require(path: Path, what: str, stage: str | None = None) -> Manifest:
     """The manifest of an input that must exist, its files present with their recorded sizes.
 
+    stage: the stage that must have made it; None leaves that to the columns (``read_rows``).
+
     Raises:
-        UserError: missing or damaged.
+        UserError: missing, damaged, or of another stage.
     """
     manifest = read_manifest(path)
     if manifest is None:
         partial = Path(f"{path}.partial").is_dir()
         raise UserError(f"{path}: {what} {'is incomplete' if partial else 'does not exist'}; run its stage first")
+    if stage is not None and manifest.identity.stage != stage:
+        raise UserError(f"{path}: a {manifest.identity.stage} artifact, where {what} of stage {stage} is needed")
     return manifest
 
 
@@ -333,6 +337,22 @@ def read_table(manifest: Manifest, pattern: str = "part-*.parquet") -> pa.Table:
     if not files:
         raise UserError(f"{manifest.path}: holds no {pattern}")
     return pa.concat_tables([pq.read_table(manifest.path / f, partitioning=None) for f in files])
+
+
+def read_rows(path: Path, what: str, columns: Sequence[str]) -> pa.Table:
+    """All rows of an input that must exist and have these columns.
+
+    Raises:
+        UserError: missing, damaged, or rows of another kind.
+    """
+    manifest = require(path, what)
+    table = read_table(manifest)
+    absent = [name for name in columns if name not in table.column_names]
+    if absent:
+        raise UserError(
+            f"{path}: a {manifest.identity.stage} artifact, where {what} are needed: it has no column {absent[0]}"
+        )
+    return table
 
 
 _passages: dict[str, int] = {}

@@ -179,9 +179,9 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def eos_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Token ids that end a response: all that generation_config.json and config.json name; maybe none."""
+    """Token ids that end a response: all that generation_config.json, config.json and the tokenizer name; maybe none."""
     generation = path / "generation_config.json"
-    found: set[int] = set()
+    found = _tokenizer_eos(path)
     for source in (read_json(generation) if generation.is_file() else {}, config, _text(config)):
         ids = source.get("eos_token_id")
         if ids is not None:
@@ -190,6 +190,21 @@ def eos_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
                 raise UserError(f"{path}: eos_token_id {str(ids)[:60]} is no token id; copy the model again")
             found |= set(ids)
     return tuple(sorted(found))
+
+
+def _tokenizer_eos(path: Path) -> set[int]:
+    """The id of the eos_token of tokenizer_config.json; empty where there is none or tokenizer.json does not hold it."""
+    config, vocabulary = path / "tokenizer_config.json", path / "tokenizer.json"
+    if not config.is_file() or not vocabulary.is_file():
+        return set()
+    token = read_json(config).get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    tokenizer = read_json(vocabulary)
+    added = {t.get("content"): t.get("id") for t in tokenizer.get("added_tokens") or () if isinstance(t, dict)}
+    model = tokenizer.get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    found = added.get(text, words.get(text) if isinstance(words, dict) and isinstance(text, str) else None)
+    return {found} if isinstance(found, int) else set()
 
 
 def difference(old: Policy, new: Policy) -> str | None:

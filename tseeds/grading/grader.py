@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import threading
 import time
 from collections import OrderedDict
@@ -160,8 +161,20 @@ def _check_verifier(task: str) -> None:
     path = task.removeprefix("python:").rpartition(":")[0]
     try:
         with open(path, encoding="utf-8") as file:
-            compile(file.read(), path, "exec")
+            tree = ast.parse(file.read(), path)
     except OSError as error:
         raise UserError(f"{path}: the verifier cannot be read: {error.strerror or error}") from error
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{path}: the verifier is no Python: {error}") from error
+    name = task.rpartition(":")[2]
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+            case ast.ImportFrom() | ast.Import():
+                names |= {alias.asname or alias.name for alias in node.names}
+    if not names & {name, "*"}:  # a star import may bring it
+        raise UserError(f"{path}: defines no function {name}; name one as python:{path}:FUNCTION")

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 TASKS = ("math", "gsm8k", "countdown")
+
+
+def _known_task(task: str) -> str:
+    if task in TASKS:
+        return task
+    kind, _, rest = task.partition(":")
+    path, _, function = rest.rpartition(":")
+    if kind == "python" and path and function.isidentifier():
+        return task
+    raise ValueError(f"unknown task {task!r}: use math, gsm8k, countdown or python:path/to/file.py:function")
+
+
+Task = Annotated[str, AfterValidator(_known_task)]
+"""What a correct answer is."""
 
 
 class Conventions(BaseModel):
     """How answers are graded. Every convention that is a choice is one switch; docs/grading.md has an example of each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
     time_limit: Annotated[float, Field(gt=0, le=3600)] = 2.0
     """Seconds per answer; then the worker is killed and replaced and the verdict is `timeout`."""
@@ -41,16 +57,5 @@ class Conventions(BaseModel):
 class GradingOptions(Conventions):
     """The conventions and the task of one grader."""
 
-    task: str = "math"
+    task: Task = "math"
     """`math` (boxed), `gsm8k` (`####`, boxed accepted too), `countdown`, or `python:path/to/file.py:function`."""
-
-    @field_validator("task")
-    @classmethod
-    def _known_task(cls, task: str) -> str:
-        if task in TASKS:
-            return task
-        kind, _, rest = task.partition(":")
-        path, _, function = rest.rpartition(":")
-        if kind == "python" and path and function.isidentifier():
-            return task
-        raise ValueError(f"unknown task {task!r}: use math, gsm8k, countdown or python:path/to/file.py:function")

@@ -1,4 +1,4 @@
-"""Advantages of trajectories from rewards (METHOD section 3), on float64 numpy vectors, one element per row."""
+"""Advantages of trajectories from rewards (docs/loss.md), on float64 numpy vectors, one element per row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ STD_EPS = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """advantage [rows] float64; degenerate bool [rows]: the row's group has equal rewards or one row (advantage 0);
-    groups, degenerate_groups, singletons: counts."""
+    """advantage [rows] float64; degenerate bool [rows]: every advantage of the row's group is 0; groups, degenerate_groups:
+    counts; singletons: sets of one row, which has nothing to be compared with."""
 
     advantage: np.ndarray
     degenerate: np.ndarray
@@ -68,14 +68,13 @@ def advantages(
         members.setdefault(group, []).append(i)
     flat = singles = 0
     for rows in members.values():
-        equal = len(rows) < 2 or bool(reward[rows].max() == reward[rows].min())
-        flat += equal
-        singles += len(rows) == 1
-        degenerate[rows] = equal
         parts: dict[Hashable, list[int]] = {}
         for i in rows:
             key = (seeds[i] is not None) if kind == "split" else seeds[i] if kind == "per_seed" else None
             parts.setdefault(key, []).append(i)
         for part in parts.values():
             out[part] = centred(reward[part], kind)
+            singles += len(part) == 1
+        degenerate[rows] = not out[rows].any()
+        flat += bool(degenerate[rows[0]])
     return Advantages(out, degenerate, len(members), flat, singles)

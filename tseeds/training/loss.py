@@ -1,4 +1,4 @@
-"""The mixed loss as pure functions on flat tensors (METHOD section 3).
+"""The mixed loss as pure functions on flat tensors (docs/loss.md).
 
 Every function works on [N] tensors, one element per response token, rows one behind the other. Nothing here knows of
 models, batches or files: the trainer calculates log-probs, this module turns them into one number per token, and
@@ -10,6 +10,7 @@ In the table below r is the ratio, A the advantage, sg stop-gradient; each seed 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -48,13 +49,15 @@ class Terms:
 
     loss: with gradient, before scaling. ratio: the ratio that the token's loss is a function of, detached.
     weight: |d loss / d lp| / |A| if nothing were clipped, detached: what multiplies A * grad(lp).
-    kept: bool, k_t of METHOD section 5: the gradient is not clipped away.
+    kept: bool, k_t of docs/loss.md: the gradient is not clipped away. dual: bool, it is the dual clip that takes it away;
+    None stands for nowhere.
     """
 
     loss: Tensor
     ratio: Tensor
     weight: Tensor
     kept: Tensor
+    dual: Tensor | None = None
 
 
 def ratio(lp: Tensor, reference: Tensor) -> Tensor:
@@ -86,11 +89,11 @@ def k3(lp: Tensor, reference: Tensor) -> Tensor:
 
 def clipped_objective(
     r: Tensor, advantage: Tensor, low: Tensor | float, high: Tensor | float, dual: Tensor | float
-) -> tuple[Tensor, Tensor]:
-    """(min(r A, clip(r, low, high) A), kept): PPO's clip (1707.06347 eq. 7) with the dual clip of 1912.09729 eq. 5.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(min(r A, clip(r, low, high) A), kept, dual): PPO's clip (1707.06347 eq. 7) with the dual clip of 1912.09729 eq. 5.
 
     For A < 0 the objective is not allowed below dual * A (0 switches that off). The clipped branches are constants, so
-    ``kept`` is exactly the set of tokens that have a gradient (where A != 0).
+    ``kept`` is exactly the set of tokens that have a gradient (where A != 0); ``dual`` those that the dual clip stops.
     """
     with torch.no_grad():
         r_ = r.detach()
@@ -101,13 +104,13 @@ def clipped_objective(
         over = (advantage < 0) & (dual_ > 0) & (r_ > dual_)
         constant = torch.where(over, dual_ * advantage, bound * advantage)
         kept = ~(clipped | over)
-    return torch.where(kept, r * advantage, constant), kept
+    return torch.where(kept, r * advantage, constant), kept, over
 
 
 def _ppo(t: Tokens, reference: Tensor, config: UpdateConfig, weight: Tensor | float = 1.0) -> Terms:
     r = ratio(t.lp, reference)
-    objective, kept = clipped_objective(r, t.advantage, 1 - config.eps_low, 1 + config.eps_high, config.dual_clip)
-    return Terms(-weight * objective, r.detach(), r.detach() * weight, kept)
+    objective, kept, dual = clipped_objective(r, t.advantage, 1 - config.eps_low, 1 + config.eps_high, config.dual_clip)
+    return Terms(-weight * objective, r.detach(), r.detach() * weight, kept, dual)
 
 
 def clip(t: Tokens, config: UpdateConfig) -> Terms:
@@ -164,10 +167,10 @@ def band(t: Tokens, config: UpdateConfig) -> Terms:
     The dual clip bounds the ratio at c * max(b, 1), so that lp = lp_old never clips, whatever b is (ours).
     """
     r, centre = ratio(t.lp, t.lp_mu), ratio(t.lp_old, t.lp_mu)
-    objective, kept = clipped_objective(
+    objective, kept, dual = clipped_objective(
         r, t.advantage, centre - config.eps_low, centre + config.eps_high, config.dual_clip * centre.clamp(min=1.0)
     )
-    return Terms(-objective, r.detach(), r.detach(), kept)
+    return Terms(-objective, r.detach(), r.detach(), kept, dual)
 
 
 def topr(t: Tokens, config: UpdateConfig) -> Terms:
@@ -220,20 +223,23 @@ def continuation(t: Tokens, config: UpdateConfig) -> Terms:
     if t.row_weight is not None:
         weight = weight * t.row_weight[t.row]
     r = sequence_ratio(t) if config.ratio == "sequence" else ratio(t.lp, t.lp_old)
+    dual = None
     if config.ratio == "m2po":
         kept = ~t.filtered if t.filtered is not None else torch.ones_like(t.seed)
         objective = torch.where(kept, r * t.advantage, (r * t.advantage).detach())
     elif config.ratio == "unclipped":
         objective, kept = r * t.advantage, torch.ones_like(t.seed)
     else:
-        objective, kept = clipped_objective(r, t.advantage, 1 - config.eps_low, 1 + config.eps_high, config.dual_clip)
+        objective, kept, dual = clipped_objective(
+            r, t.advantage, 1 - config.eps_low, 1 + config.eps_high, config.dual_clip
+        )
     loss = -weight * objective
     if t.filtered is not None and config.token_filter == "clip_cov":
         kept = kept & ~t.filtered
         loss = torch.where(t.filtered, loss.detach(), loss)
     elif t.filtered is not None and config.token_filter == "kl_cov":
         loss = loss + torch.where(t.filtered, config.token_filter_coef * k3(t.lp, t.lp_old), torch.zeros_like(loss))
-    return Terms(loss, r.detach(), (r * weight).detach(), kept)
+    return Terms(loss, r.detach(), (r * weight).detach(), kept, dual)
 
 
 def mixed(t: Tokens, config: UpdateConfig) -> Terms:
@@ -253,15 +259,25 @@ def mixed(t: Tokens, config: UpdateConfig) -> Terms:
         torch.where(pick, off.ratio, on.ratio),
         torch.where(pick, coef * off.weight, on.weight),
         torch.where(pick, off.kept, on.kept),
+        torch.where(pick, stopped(off), stopped(on)),
     )
+
+
+def stopped(terms: Terms) -> Tensor:
+    """bool [N]: tokens that the dual clip stops."""
+    return torch.zeros_like(terms.kept) if terms.dual is None else terms.dual
 
 
 def unclipped(config: UpdateConfig) -> UpdateConfig:
     """The same loss with nothing clipped, for measuring what clipping costs: infinite range, no dual clip, no filter."""
     return config.model_copy(
-        update={"eps_low": 1.0, "eps_high": float("inf"), "dual_clip": 0.0, "token_filter": "none", "ratio": "token"}
-        if config.ratio == "m2po"
-        else {"eps_low": 1.0, "eps_high": float("inf"), "dual_clip": 0.0, "token_filter": "none"}
+        update={
+            "eps_low": math.inf,  # 1 would do for a ratio, but mode band's range lies around another centre than 1
+            "eps_high": math.inf,
+            "dual_clip": 0.0,
+            "token_filter": "none",
+            "ratio": "token" if config.ratio == "m2po" else config.ratio,
+        }
     )
 
 

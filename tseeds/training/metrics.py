@@ -1,4 +1,4 @@
-"""Metrics of METHOD section 5 from flat per-token tensors, split by region and by position bin."""
+"""Metrics of docs/loss.md from flat per-token tensors, split by region and by position bin."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class TokenValues:
     ratio: Tensor
     weight: Tensor
     kept: Tensor
+    dual: Tensor
 
     def select(self, where: Tensor) -> TokenValues:
         """The tokens at a bool mask or index."""
@@ -67,7 +68,7 @@ def _sums(v: TokenValues, key: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     entropy = v.entropy.double() * used
     columns = [
         used, entropy, live.double(), k.double(), (lost & positive).double(),
-        (lost & ~positive & (v.ratio < 1)).double(), (lost & ~positive & (v.ratio >= 1)).double(),
+        (lost & ~positive & ~v.dual).double(), (lost & ~positive & v.dual).double(),
         mass, mass * lost, entropy * k, v.ratio.double() * used, w, w * w,
         k1(v.lp, v.lp_mu).double() * used, k3(v.lp, v.lp_mu).double() * used,
     ]  # fmt: skip

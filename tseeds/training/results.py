@@ -61,7 +61,7 @@ def summarise(
         "dropped_rows": float((~row_keep).sum()),
         "invalid_tokens": float((~valid).sum()),
         "entropy": mean(unseeded_entropy),
-        "entropy_mixture": mean(values.entropy.double().numpy()),
+        "entropy_mixture": mean(-values.lp_mu[valid].double().numpy()),
         "effective_entropy": regions["effective_entropy_all"],
         "retained_entropy": regions["retained_entropy_all"],
         **regions,
@@ -78,8 +78,13 @@ def summarise(
 
 
 def _by_seed(rows: Rows, reward: np.ndarray, length: np.ndarray, seeded: np.ndarray) -> dict[str, float]:
-    """Reward of seeded rows by snapshot age and by seed length, younger/older and shorter/longer than the median."""
-    out: dict[str, float] = {}
+    """Reward of seeded rows by snapshot age and by seed length, younger/older and shorter/longer than the median; share of
+    decided seeds, whose continuations (two or more) all get one reward."""
+    outcomes: dict[str, list[float]] = {}
+    for i in np.flatnonzero(seeded):
+        outcomes.setdefault(rows.seed_id[i] or rows.row_id[i], []).append(reward[i])
+    several = [len(set(r)) == 1 for r in outcomes.values() if len(r) > 1]
+    out = {"decided_seeds": float(np.mean(several)) if several else math.nan}
     age = np.array(
         [p - s if s is not None else -1 for s, p in zip(rows.snapshot_step, rows.policy_step, strict=True)], dtype=float
     )

@@ -1,4 +1,4 @@
-"""One policy update: an iteration's rows in, a new policy and its metrics out (METHOD sections 3, 5 and 7).
+"""One policy update: an iteration's rows in, a new policy and its metrics out (docs/loss.md).
 
 Advantages, masks and denominators come from all rows of an optimizer step before its first backward pass, so micro-batches
 and ranks only split a sum. This module moves tensors between ``batches``, ``logprobs``, ``loss`` and ``metrics``; it knows
@@ -70,7 +70,7 @@ class Flat:
         self.lp_mu = losses.finite(recorded)
         self.lp_old, self.entropy, self.lp = (torch.full((total,), math.nan) for _ in range(3))
         self.ratio, self.weight, self.advantage, self.reference = (torch.zeros(total) for _ in range(4))
-        self.kept, self.used, self.filtered = (torch.zeros(total, dtype=torch.bool) for _ in range(3))
+        self.kept, self.dual, self.used, self.filtered = (torch.zeros(total, dtype=torch.bool) for _ in range(4))
 
     def values(self, config: UpdateConfig) -> metrics.TokenValues:
         """The inputs of the metrics; tokens that no optimizer step saw stand at pi_old, with the ratio that they have there."""
@@ -82,7 +82,7 @@ class Flat:
         )
         return metrics.TokenValues(
             self.row, self.position, self.length, self.seed, self.used, self.advantage, lp, self.lp_old, self.lp_mu,
-            self.entropy, torch.where(unseen, there.ratio, self.ratio), self.weight, self.kept,
+            self.entropy, torch.where(unseen, there.ratio, self.ratio), self.weight, self.kept, self.dual,
         )  # fmt: skip
 
 
@@ -328,7 +328,13 @@ class Trainer:
         for micro in micros:
             here[micro.packed.tokens] = True
         scale = self.scale(flat, here)
-        carrying = [m for m in micros if m.carries and bool(scale[m.packed.tokens].any())]
+        carrying: list[Micro] = []
+        idle: list[Micro] = []
+        for micro in micros:
+            (carrying if micro.carries and bool(scale[micro.packed.tokens].any()) else idle).append(micro)
+        idle = [m for m in idle if bool(torch.isnan(flat.lp_old[m.packed.tokens]).any())]
+        if idle:  # their tokens are all masked: no pass with a gradient comes along, but the metrics want pi_old
+            self.fill_old(flat, idle)
         self.choose_filtered(flat, carrying, flat.used & here & ~flat.seed, current=not first)
         rate = self._learning_rate()
         facts: dict[str, Any] = {"probe_cosine": None, "probe_norm_ratio": None}
@@ -450,7 +456,10 @@ class Trainer:
                 flat.lp[where] = lp.detach().cpu()
                 flat.ratio[where], flat.weight[where] = terms.ratio.cpu(), terms.weight.detach().cpu()
                 flat.kept[where] = terms.kept.cpu()
-        self._merge(flat, micros, "lp_old", "entropy", "valid", *(("lp", "ratio", "weight", "kept") if record else ()))
+                flat.dual[where] = losses.stopped(terms).cpu()
+        self._merge(
+            flat, micros, "lp_old", "entropy", "valid", *(("lp", "ratio", "weight", "kept", "dual") if record else ())
+        )
         return float(ranks.total(value))
 
     def _warn(self, summary: dict[str, float]) -> None:
