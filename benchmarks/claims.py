@@ -335,7 +335,7 @@ def facts(records: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{v['rollout.group_size']} responses, {v['update.minibatches']} minibatches, {v['update.epochs']} epoch, learning "
         f"rate {v['update.learning_rate']:g}, clip {v['update.eps_low']:g}/{v['update.eps_high']:g} where an arm does not "
         f"change it, a snapshot every {v['snapshot.every']} iterations. Every arm starts from the same policy, sees the "
-        "same problems in the same order for a seed, and trains on the same number of responses.",
+        "same problems in the same order for a seed, and trains on the same number of responses (`-long`: twice as many).",
         f"Evaluation without seeds: {benchmark.get('problems', '?')} held-out problems x {v['evaluate.samples']} samples at "
         f"temperature {v['evaluate.temperature']:g}. Entropies, clipped mass and the like: mean over the last fifth of the "
         "iterations.",
@@ -383,7 +383,9 @@ def document(
         "# The claims, reproduced",
         "",
         "Written by `just claims` from `docs/claims/records.jsonl` (one line per finished run; runs recorded there are not run "
-        "again). Every arm is a file of `pipelines/arms/`: `pipelines/claims.toml` and its way of mixing, nothing else. "
+        "again). Every arm is a file of `pipelines/arms/`: `pipelines/claims.toml` and its way of mixing, nothing else; those of "
+        "`pipelines/sensitivity/` change the learning rate, the minibatches, the snapshots' spacing or the iterations, as their "
+        "names say. "
         f"A verdict needs {ENOUGH} seeds and an interval of the paired difference clear of zero; below that the numbers are "
         "shown and the verdict is *not yet measured*. Intervals are not corrected for the number of comparisons.",
         "",

@@ -66,7 +66,7 @@ def _grade(
         except ValidationError as error:
             first = error.errors()[0]
             raise UserError(
-                f"--{'-'.join(str(p) for p in first['loc'])}: {first['msg'].removeprefix('Value error, ')}"
+                f"--{'-'.join(str(p).replace('_', '-') for p in first['loc'])}: {first['msg'].removeprefix('Value error, ')}"
             ) from None
         with Grader(options) as grader:
             if file is not None:

@@ -368,6 +368,9 @@ def _problem(file: str, number: int, row: sources.Row, config: ProblemsConfig) -
         if text.strip():
             break
     if not text.strip():
+        absent = [name for name in columns["problem"] if name.partition(".")[0] not in row]
+        if absent:
+            raise _Unusable("no_problem", f"no column {absent[0]} among {', '.join(map(str, list(row)[:12]))}")
         raise _Unusable("no_problem", f"empty {' and '.join(columns['problem'])}")
     gold = _gold(row, columns["gold"], "gold" in mapping, config.task, turns)
     if turns is not None:

@@ -146,6 +146,7 @@ def _artifacts(run: RunDir) -> Iterator[Path]:
         run.root / "snapshots",
         *sorted((run.root / "iterations").glob("*")),
         *sorted((run.root / "evaluations").glob("*")),
+        *sorted((run.root / "mixed").glob("*")),
     ):
         if parent.is_dir():
             yield from sorted(

@@ -169,3 +169,16 @@ def test_an_artifact_of_another_stage_is_named(task: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="a problems artifact, where a snapshot of stage snapshot is needed"):
         store.require(run.problems, "a snapshot", "snapshot")
+
+
+def test_verify_looks_at_mixed_inference_too(task: Path, tmp_path: Path) -> None:
+    run = train(small(task, run={"iterations": 1}), tmp_path / "run")
+    checked, damages = verify.check(run.root)
+    assert damages == []
+    stray = run.root / "mixed" / "000001" / "b"
+    stray.mkdir(parents=True)
+    (stray / "part-00000.parquet").write_bytes(b"junk")
+    assert verify.check(run.root) == (
+        checked + 1,
+        [f"{stray}: no manifest; it was never committed, or its manifest is lost"],
+    )

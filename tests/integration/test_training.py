@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tseeds.artifacts.policy import read_probe
 from tseeds.config import UpdateConfig
-from tseeds.errors import UserError
+from tseeds.errors import StageFailed, UserError
 from tseeds.training import logprobs
 from tseeds.training.advantages import advantages
 from tseeds.training.batches import micro_batches, pack
@@ -570,3 +570,13 @@ print((peak() - before) / 2**20)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < float(done.stdout) < 1000  # [N, V] alone would be 4,800 MB
+
+
+def test_weights_that_are_no_longer_finite_are_not_saved(tmp_path, policy):
+    t = trainer(policy)
+    t.step(make_rows(), iteration=1)
+    with torch.no_grad():
+        next(iter(t.weights.masters.values())).view(-1)[3] = math.nan
+    with pytest.raises(StageFailed, match=r"1 of \d+ tensors are no longer finite.*lower update.learning_rate"):
+        t.save(tmp_path / "policy", tmp_path / "state")
+    assert not (tmp_path / "policy").exists()

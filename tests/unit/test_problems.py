@@ -180,6 +180,12 @@ def test_columns_can_be_mapped_into_structs(tmp_path: Path, tokenizer: Any) -> N
     ]
 
 
+def test_a_mapped_column_that_is_not_there_is_named(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "d.jsonl", [{"prompt": "Q?", "answer": "0"}])
+    with pytest.raises(UserError, match=r"1 no_problem: no column txt among prompt, answer"):
+        ingest(settings_for(file, columns={"problem": "txt"}), tokenizer)
+
+
 def test_final_answer_is_the_last_marker() -> None:
     assert final_answer("#### 1\nno\n#### 1,234") == "1,234"
     assert final_answer(r"\boxed{1} no, \boxed{\text{A}}") == r"\text{A}"

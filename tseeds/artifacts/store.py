@@ -17,7 +17,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -636,9 +636,11 @@ def sweep(folder: Path) -> None:
             continue
         maker = item.name.rpartition("-")[2]
         dead = not (maker.isdigit() and psutil.pid_exists(int(maker)))
-        if item.name.endswith(".lock") and item.stat().st_size and owner(item) is None:
-            with locked(item, f"artifact {item}"):
-                pass  # taking and releasing it removes it, unless somebody took it meanwhile
+        if item.name.endswith(".lock"):
+            with suppress(FileNotFoundError):  # its owner may be done in this moment
+                if item.stat().st_size and owner(item) is None:
+                    with locked(item, f"artifact {item}"):
+                        pass  # taking and releasing it removes it, unless somebody took it meanwhile
         elif ".tmp-" in item.name and dead and item.is_file():
             item.unlink(missing_ok=True)
 

@@ -31,7 +31,7 @@ from tseeds.artifacts.policy import (
 )
 from tseeds.artifacts.rundir import digest_of
 from tseeds.config import LoraConfig, UpdateConfig
-from tseeds.errors import UserError
+from tseeds.errors import StageFailed, UserError
 from tseeds.training import ranks
 from tseeds.training.logprobs import DTYPES, Policy, load_model, load_policy, plain_logprobs, rounds_only, with_adapter
 
@@ -197,8 +197,17 @@ class Weights:
         Tensors keep the names, files and precision of the policy that training started from. With lora the policy is an
         adapter in peft's format, which names its base by a path relative to ``policy``. Called on all ranks, written by the
         first.
+
+        Raises:
+            StageFailed: a weight is not finite; nothing was written.
         """
         masters = {n: _whole(m.detach()).cpu() for n, m in self.masters.items()}
+        broken = [name for name, master in masters.items() if not bool(torch.isfinite(master).all())]
+        if broken:
+            raise StageFailed(
+                f"update: {len(broken)} of {len(masters)} tensors are no longer finite, such as {broken[0]}: training diverged; "
+                "lower update.learning_rate (nothing of this iteration was committed)"
+            )
         moments = {
             f"{kind}.{n}": _whole(self.optimizer.state[m][kind]).cpu()
             for kind in ("exp_avg", "exp_avg_sq")
