@@ -325,7 +325,7 @@ class UpdateConfig(Section):
     """The mixed-loss policy update (docs/loss.md)."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """Constant AdamW learning rate."""
+    """Constant AdamW learning rate; 1e-5 where adapters are trained and none is given."""
     warmup_steps: NonNegative = 0
     """Optimizer steps over which the learning rate rises linearly from 0."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -402,6 +402,13 @@ class UpdateConfig(Section):
     """Trainer processes (FSDP2); more than one is started through torchrun."""
     threads: NonNegative = 0
     """CPU threads of the trainer; 0 chooses by model size."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapters_learn_faster(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("lora") is not None and "learning_rate" not in values:
+            return {**values, "learning_rate": 1e-5}
+        return values
 
 
 class EvaluateConfig(Section):

@@ -67,6 +67,14 @@ def test_a_mistake_is_one_line_that_names_the_key(sections: dict, names: list[st
         assert name in message
 
 
+def test_adapters_have_a_learning_rate_of_their_own() -> None:
+    assert parse().update.learning_rate == 1e-6
+    adapters = parse(update={"lora": {"rank": 4}})
+    assert adapters.update.learning_rate == 1e-5
+    assert parse(update={"lora": {}, "learning_rate": 3e-6}).update.learning_rate == 3e-6
+    assert config.parse(tomllib.loads(config.dumps(adapters)), "printed") == adapters
+
+
 def test_each_of_two_mistakes_gets_its_line() -> None:
     with pytest.raises(UserError) as caught:
         parse(seed={"shar": 1}, run={"seed": "x"})
