@@ -31,11 +31,16 @@ def export(
 
     from tseeds import exchange
     from tseeds.artifacts.rundir import RunDir
+    from tseeds.artifacts.store import read_manifest
     from tseeds.errors import UserError
 
     if layout not in exchange.NAMES:
         raise UserError(f"--layout {layout}: choose one of {', '.join(exchange.NAMES)}")
+    if base is not None and not policy:
+        raise UserError("--base goes with --policy")
     run = RunDir(path) if (path / "pipeline.toml").is_file() else None
+    if run is None and iteration is not None:
+        raise UserError(f"--iteration goes with a run; {path} is none")
     last = run.finished() if run is not None else 0
     number = last if iteration is None else iteration
     if policy:
@@ -49,6 +54,8 @@ def export(
         if number < 1:
             raise UserError(f"{path}: no finished iteration yet")
         rollouts, problems = run.stage(number, "rollout"), run.problems
+    elif read_manifest(path) is None:
+        raise UserError(f"{path}: not a run and not a rollout artifact")
     else:
         rollouts, problems = path, path.resolve().parents[2] / "problems" if len(path.resolve().parents) > 2 else path
     scores = rollouts.with_name("score")

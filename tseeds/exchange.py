@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tseeds.artifacts import schema
+from tseeds.artifacts.disk import make_directories, refusals
 from tseeds.artifacts.policy import PROBE_FILE, file_digest, model_directory, policy_digest, policy_files
 from tseeds.artifacts.store import Identity, Manifest, read_manifest, read_table, require, writing
 from tseeds.errors import UserError
@@ -44,18 +45,18 @@ def export_rows(
     """Rollouts as one table of a layout, with rewards and golds where their artifacts are given.
 
     Raises:
-        UserError: an artifact is missing or damaged.
+        UserError: an artifact is missing, damaged or of another stage.
     """
-    rows = read_table(require(rollouts, "rollouts"))
+    rows = read_table(require(rollouts, "rollouts", stage="rollout"))
     names = NAMES[layout] | {"policy_step": "step"}
     columns: dict[str, Any] = {}
     if scores is not None:
-        graded = read_table(require(scores, "scores"))
+        graded = read_table(require(scores, "scores", stage="score"))
         at = {r: i for i, r in enumerate(graded["row_id"].to_pylist())}
         order = pa.array([at.get(r) for r in rows["row_id"].to_pylist()], pa.int64())
         columns |= {c: graded[c].combine_chunks().take(order) for c in ("reward", *_GRADES)}
     if problems is not None:
-        table = read_table(require(problems, "problems"))
+        table = read_table(require(problems, "problems", stage="problems"))
         golds = dict(zip(table["problem_id"].to_pylist(), table["gold"].to_pylist(), strict=True))
         prompts = dict(zip(table["problem_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
         ids = rows["problem_id"].to_pylist()
@@ -68,22 +69,23 @@ def export_rows(
 
 
 def write_file(table: pa.Table, path: Path) -> None:
-    """Write a table as JSONL or Parquet, by the file's name, whole or not at all.
+    """Write a table as JSONL or Parquet, by the file's name, whole or not at all; its folder is made where it is missing.
 
     Raises:
-        UserError: another ending.
+        UserError: nothing can be written there.
     """
     from tseeds.artifacts.store import write_file as write_atomically
 
+    with refusals(path):
+        make_directories(path.parent)
     if path.suffix == ".jsonl":
         lines = [json.dumps(row, ensure_ascii=False, allow_nan=True) for row in table.to_pylist()]
         write_atomically(path, "\n".join(lines) + "\n" if lines else "")
-    elif path.suffix == ".parquet":
+    else:
+        assert path.suffix == ".parquet", path
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         write_atomically(path, sink.getvalue().to_pybytes())
-    else:
-        raise UserError(f"{path}: name a .jsonl or .parquet file")
 
 
 def read_file(path: Path) -> pa.Table:
@@ -235,28 +237,33 @@ def export_policy(policy: Path, out: Path, *, base: Path | None = None) -> str:
     ``base``; by default that is the policy that its adapter_config.json names.
 
     Raises:
-        UserError: not a policy, an adapter whose base is not there, or ``out`` exists.
+        UserError: not a policy, an adapter whose base is not there, a base for a policy that is whole, ``out`` exists or
+        cannot be written.
     """
-    if out.exists():
-        raise UserError(f"{out}: exists already; name a new directory")
     files = policy_files(policy)
-    adapter = not (policy / "config.json").is_file()
-    try:
-        base = (base or model_directory(policy)) if adapter else None
-    except UserError as error:
-        raise UserError(f"{error}, or name it with --base") from None
+    if (policy / "config.json").is_file():
+        if base is not None:
+            raise UserError(f"{policy}: a whole model, no LoRA adapter; leave --base out")
+    else:
+        try:
+            base = base or model_directory(policy)
+        except UserError as error:
+            raise UserError(f"{error}, or name it with --base") from None
     aside = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    if base is not None:
-        from tseeds.training.weights import merge_adapter
+    with refusals(out):
+        if out.exists():
+            raise UserError(f"{out}: exists already; name a new directory")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        if base is not None:
+            from tseeds.training.weights import merge_adapter
 
-        merge_adapter(base, policy, aside)
-        (aside / PROBE_FILE).unlink()
-        files = []
-    for file in files:
-        shutil.copyfile(file, aside / file.name)
-    assert not (aside / PROBE_FILE).exists()
-    digest = policy_digest(aside)
-    aside.rename(out)
+            merge_adapter(base, policy, aside)
+            (aside / PROBE_FILE).unlink()
+        else:
+            for file in files:
+                shutil.copyfile(file, aside / file.name)
+        assert not (aside / PROBE_FILE).exists()
+        digest = policy_digest(aside)
+        aside.rename(out)
     return digest

@@ -14,6 +14,7 @@ from tseeds import exchange
 from tseeds.artifacts import schema
 from tseeds.artifacts.rundir import RunDir
 from tseeds.errors import UserError
+from tseeds_cli.export import export
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +101,8 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path, text: str, said: str) 
 
 
 def test_a_policy_is_copied_without_state_or_probe(tmp_path: Path) -> None:
-    from tseeds.toy import SHIPPED
-
     source = tmp_path / "policy"
-    shutil.copytree(next(SHIPPED.rglob("config.json")).parent, source)
+    shutil.copytree(_toy_policy(), source)
     (source / "probe.json").write_text("{}")
     (source / "optimizer.pt").write_text("state")
     digest = exchange.export_policy(source, tmp_path / "model")
@@ -115,3 +114,46 @@ def test_a_policy_is_copied_without_state_or_probe(tmp_path: Path) -> None:
     assert digest == policy_digest(source)
     with pytest.raises(UserError, match="exists already"):
         exchange.export_policy(source, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("iterations/000001/score", "a score artifact, where rollouts of stage rollout is needed"),
+        ("problems", "a problems artifact, where rollouts of stage rollout is needed"),
+        ("iterations", "not a run and not a rollout artifact"),
+        ("pipeline.toml", "not a run and not a rollout artifact"),
+        ("nowhere", "not a run and not a rollout artifact"),
+    ],
+)
+def test_only_rollouts_are_exported(run: RunDir, tmp_path: Path, what: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        export(run.root / what, tmp_path / "rows.jsonl")
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_export_makes_its_folder_or_says_why_not(run: RunDir, tmp_path: Path) -> None:
+    export(run.stage(1, "rollout"), tmp_path / "a" / "b" / "rows.jsonl")
+    assert (tmp_path / "a" / "b" / "rows.jsonl").is_file()
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "rows.jsonl", Path("/proc/rows.jsonl"), tmp_path / ("x" * 300 + ".jsonl")):
+        with pytest.raises(UserError, match=r"cannot write here .*choose another place"):
+            export(run.stage(1, "rollout"), out)
+        with pytest.raises(UserError, match=r"cannot write here .*choose another place"):
+            export(_toy_policy(), out, policy=True)
+
+
+def test_a_base_is_for_adapters(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no LoRA adapter; leave --base out"):
+        export(_toy_policy(), tmp_path / "model", policy=True, base=_toy_policy())
+    with pytest.raises(UserError, match="--base goes with --policy"):
+        export(tmp_path, tmp_path / "rows.jsonl", base=_toy_policy())
+    with pytest.raises(UserError, match="--iteration goes with a run"):
+        export(_toy_policy(), tmp_path / "model", policy=True, iteration=2)
+    assert not any(tmp_path.iterdir())
+
+
+def _toy_policy() -> Path:
+    from tseeds.toy import SHIPPED
+
+    return next(SHIPPED.rglob("config.json")).parent

@@ -16,6 +16,7 @@ from tseeds.errors import StageFailed, UserError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NO_PLACE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG})
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def refusals(path: Path) -> Iterator[None]:
     """Turn what the operating system refuses within the block into one clear line about ``path``.
 
     Raises:
-        StageFailed: the disk is full or broken. UserError: no permission, or a read-only file system.
+        StageFailed: the disk is full or broken. UserError: no permission, a read-only file system, or no such place.
     """
     try:
         yield
@@ -43,6 +44,8 @@ def refuse(path: Path, error: BaseException) -> NoReturn:
         raise UserError(
             f"{path}: cannot write here ({reason}); give write permission or choose another place"
         ) from error
+    if number in _NO_PLACE:
+        raise UserError(f"{path}: cannot write here ({reason}); choose another place") from error
     raise StageFailed(f"{path}: {reason}; everything committed is kept, run again to go on") from error
 
 
