@@ -15,7 +15,10 @@ def import_(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for rollout/ and score/.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Import trajectories that another trainer wrote, to read, grade or train on them."""
+    """Import trajectories that another trainer wrote: to read them, or to train on them with the file's rewards.
+
+    Rows whose problem_id names problems of a problems artifact can also be graded again.
+    """
     import json
 
     from tseeds.exchange import import_rows

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,8 @@ from tseeds.artifacts import schema
 from tseeds.artifacts.disk import make_directories, refusals
 from tseeds.artifacts.policy import PROBE_FILE, file_digest, model_directory, policy_digest, policy_files
 from tseeds.artifacts.store import Identity, Manifest, read_manifest, read_table, require, writing
-from tseeds.errors import UserError
+from tseeds.errors import UserError, first_line
+from tseeds.grading.verdict import Verdict
 
 Layout = Literal["trl", "verl"]
 VERSION = 1
@@ -37,6 +38,13 @@ NAMES: dict[str, dict[str, str]] = {
 _NEEDED = ("prompt_ids", "response_ids", "logprobs")
 _OURS = tuple(n for n in schema.ROLLOUT.names if n not in ("text", "response_ids", "policy_step"))
 _GRADES = ("extracted", "canonical", "verdict", "grader")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "position": ("none", "prefix", "suffix", "whole"),
+    "finish_reason": ("stop", "length"),
+    "verdict": tuple(Verdict),
+}
+_LARGEST = {int: 2**24, float: 3.4e38}
+"""Beyond it a number does not fit the columns' 32-bit floats."""
 
 
 def export_rows(
@@ -88,23 +96,27 @@ def write_file(table: pa.Table, path: Path) -> None:
         write_atomically(path, sink.getvalue().to_pybytes())
 
 
-def read_file(path: Path) -> pa.Table:
-    """A JSONL or Parquet file as a table.
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL or Parquet file.
 
     Raises:
-        UserError: missing, another ending, or not readable.
+        UserError: missing, another ending, not readable, or without rows.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
         if path.suffix == ".parquet":
-            return pq.read_table(path, partitioning=None)
-        if path.suffix == ".jsonl":
+            rows = pq.read_table(path, partitioning=None).to_pylist()
+        elif path.suffix == ".jsonl":
             with open(path, encoding="utf-8") as handle:
-                return pa.Table.from_pylist(list(_lines(path, handle)))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable: {str(error).splitlines()[0]}") from None
-    raise UserError(f"{path}: name a .jsonl or .parquet file")
+                rows = list(_lines(path, handle))
+        else:
+            raise UserError(f"{path}: name a .jsonl or .parquet file")
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable: {first_line(error)}") from None
+    if not rows:
+        raise UserError(f"{path}: holds no rows")
+    return rows
 
 
 def _lines(path: Path, handle: Any) -> Iterator[dict[str, Any]]:
@@ -113,27 +125,27 @@ def _lines(path: Path, handle: Any) -> Iterator[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: line {number}: not JSON: {error}") from None
         if not isinstance(row, dict):
             raise UserError(f"{path}: line {number}: not an object")
         yield row
 
 
-def layout_of(table: pa.Table, path: Path) -> Layout:
+def layout_of(columns: Collection[str], path: Path) -> Layout:
     """Which layout a file has, by its columns.
 
     Raises:
         UserError: neither.
     """
     for layout in NAMES:
-        if {NAMES[layout]["prompt"], NAMES[layout]["text"]} <= {*table.column_names} or (
-            layout == "trl" and "completion_ids" in table.column_names
+        if {NAMES[layout]["prompt"], NAMES[layout]["text"]} <= {*columns} or (
+            layout == "trl" and "completion_ids" in columns
         ):
             return layout  # type: ignore[return-value]
     raise UserError(
         f"{path}: neither TRL's columns (prompt, completion) nor verl's (input, output); it has "
-        f"{', '.join(table.column_names[:12])}"
+        f"{', '.join([*columns][:12])}"
     )
 
 
@@ -141,36 +153,34 @@ def import_rows(path: Path, out: Path) -> tuple[Manifest, Manifest | None]:
     """Commit a file of either layout as ``out``/rollout and, where it has rewards, ``out``/score.
 
     Missing columns are filled where that invents nothing: row_id by position, group_id by equal prompt_ids, position
-    none. Token ids and behaviour log-probs must be in the file.
+    none. Token ids and behaviour log-probs must be in the file. Nothing is written before every row was checked.
 
     Raises:
-        UserError: a needed column is missing, or a row's ids and log-probs differ in length.
+        UserError: a needed column is missing, a value is not what its column holds, or a row's ids and log-probs differ in
+        length.
     """
-    table = read_file(path)
-    layout = layout_of(table, path)
-    back = {theirs: ours for ours, theirs in (NAMES[layout] | {"policy_step": "step"}).items()}
-    table = table.rename_columns([back.get(c, c) for c in table.column_names])
-    missing = [c for c in _NEEDED if c not in table.column_names]
-    if missing:
-        theirs = NAMES[layout].get(missing[0], missing[0])
-        raise UserError(
-            f"{path}: no column {theirs}: token ids and the log-probs they were sampled with must be in the file "
-            "(text encoded again gives other ids)"
-        )
-    rows = table.to_pylist()
+    rows = read_file(path)
+    layout = layout_of({c: None for row in rows for c in row}, path)
+    theirs = NAMES[layout] | {"policy_step": "step"}
+    back = {name: ours for ours, name in theirs.items()}
+    rows = [{back.get(c, c): value for c, value in row.items()} for row in rows]
+    for column in _NEEDED:
+        if not any(column in row for row in rows):
+            raise UserError(
+                f"{path}: no column {theirs.get(column, column)}: token ids and the log-probs they were sampled with must "
+                "be in the file (text encoded again gives other ids)"
+            )
+    graded = any(row.get("reward") is not None for row in rows)
     groups: dict[tuple[int, ...], int] = {}
     sizes: dict[str, int] = {}
     records = []
-    for number, row in enumerate(rows):
-        if not row["prompt_ids"] or row["response_ids"] is None or row["logprobs"] is None:
-            raise UserError(f"{path}: row {number + 1}: prompt_ids, response ids or logprobs are empty")
-        if len(row["response_ids"]) != len(row["logprobs"]):
-            raise UserError(
-                f"{path}: row {number + 1}: {len(row['response_ids'])} response ids but {len(row['logprobs'])} logprobs"
-            )
+    for number, row in enumerate(rows, 1):
+        problem = _mistake(row, theirs, graded=graded)
+        if problem is not None:
+            raise UserError(f"{path}: row {number}: {problem}")
         group = groups.setdefault(tuple(row["prompt_ids"]), len(groups))
         filled: dict[str, Any] = {
-            "row_id": f"import-{number:06d}",
+            "row_id": f"import-{number - 1:06d}",
             "problem_id": f"prompt-{group:05d}",
             "group_id": f"prompt-{group:05d}",
             "policy": "unknown",
@@ -190,44 +200,96 @@ def import_rows(path: Path, out: Path) -> tuple[Manifest, Manifest | None]:
             record["sample"] = sizes.get(record["group_id"], 0)
         sizes[record["group_id"]] = sizes.get(record["group_id"], 0) + 1
         if not 0 <= record["off_start"] <= record["off_stop"] <= len(record["response_ids"]):
-            raise UserError(f"{path}: row {number + 1}: off_start, off_stop do not lie within the response")
+            raise UserError(f"{path}: row {number}: off_start, off_stop do not lie within the response")
         records.append(record)
     if len({r["row_id"] for r in records}) != len(records):
         raise UserError(f"{path}: row_id is not unique")
-    identity = Identity("import", VERSION, {"layout": layout}, {"file": file_digest(path)})
-    rollouts = _commit(out / "rollout", identity, records, schema.ROLLOUT)
-    if "reward" not in table.column_names:
-        return rollouts, None
-    grades = [
-        {
-            "row_id": record["row_id"],
-            "problem_id": record["problem_id"],
-            "reward": float(row["reward"] or 0.0),
-            "verdict": row.get("verdict") or ("correct" if (row["reward"] or 0) >= 1 else "wrong"),
-            "extracted": row.get("extracted"),
-            "canonical": row.get("canonical"),
-            "grader": row.get("grader") or "imported",
-            "wall_ms": 0.0,
-        }
-        for record, row in zip(records, rows, strict=True)
-    ]
-    return rollouts, _commit(out / "score", identity, grades, schema.SCORE)
+    made = {"rollout": pa.Table.from_pylist(records, schema=schema.ROLLOUT)}
+    if graded:
+        grades = [
+            {
+                "row_id": record["row_id"],
+                "problem_id": record["problem_id"],
+                "reward": row["reward"],
+                "verdict": row.get("verdict") or ("correct" if row["reward"] >= 1 else "wrong"),
+                "extracted": row.get("extracted"),
+                "canonical": row.get("canonical"),
+                "grader": row.get("grader") or "imported",
+                "wall_ms": 0.0,
+            }
+            for record, row in zip(records, rows, strict=True)
+        ]
+        made["score"] = pa.Table.from_pylist(grades, schema=schema.SCORE)
+    file = {"file": file_digest(path)}
+    identities = {stage: Identity(stage, VERSION, {"import.layout": layout}, file) for stage in made}
+    held = {stage: read_manifest(out / stage) for stage in ("rollout", "score")}
+    for stage, manifest in held.items():
+        if manifest is not None and (stage not in made or manifest.identity.key != identities[stage].key):
+            raise UserError(f"{out / stage}: something else is committed here; choose another --out")
+    for stage, table in made.items():
+        if held[stage] is None:
+            with writing(out / stage, identities[stage]) as writer:
+                writer.part(0, table)
+            held[stage] = writer.manifest
+    assert held["rollout"] is not None
+    return held["rollout"], held["score"]
 
 
-def _commit(out: Path, identity: Identity, records: list[dict[str, Any]], columns: pa.Schema) -> Manifest:
-    held = read_manifest(out)
-    if held is not None:
-        if held.identity.key == identity.key:
-            return held
-        raise UserError(f"{out}: something else is committed here; choose another --out")
-    try:
-        table = pa.Table.from_pylist(records, schema=columns)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UserError(f"a column has the wrong type: {str(error).splitlines()[0]}") from None
-    with writing(out, identity) as writer:
-        writer.part(0, table)
-    assert writer.manifest is not None
-    return writer.manifest
+def _mistake(row: Mapping[str, Any], theirs: Mapping[str, str], *, graded: bool) -> str | None:
+    """What is wrong with a row of our column names, in the file's; graded: whether any row of the file has a reward."""
+    for column, value in row.items():
+        if column in _KINDS and value is not None:
+            what, holds = _KINDS[column]
+            if not holds(value):
+                return f"{theirs.get(column, column)} {_short(value)} is not {what}"
+    for column in _NEEDED:
+        if row.get(column) is None:
+            return f"{theirs.get(column, column)} is missing"
+    if not row["prompt_ids"]:
+        return "prompt_ids is empty"
+    if len(row["response_ids"]) != len(row["logprobs"]):
+        return f"{len(row['response_ids'])} response ids but {len(row['logprobs'])} logprobs"
+    if graded and row.get("reward") is None:
+        return f"{theirs['reward']} is missing, but other rows have one; give every row a reward, or none"
+    return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)  # halves of UTF-16 pairs
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value < high
+
+
+def _is_real(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST[type(value)]
+
+
+_Kind = tuple[str, Callable[[Any], bool]]
+_OF_TYPE: dict[pa.DataType, _Kind] = {
+    pa.string(): ("text", _is_text),
+    pa.int32(): ("a whole number", lambda v: _is_whole(v, -(2**31), 2**31)),
+    pa.int64(): ("a whole number", lambda v: _is_whole(v, -(2**63), 2**63)),
+    pa.float32(): ("a finite number", _is_real),
+    pa.list_(pa.int32()): (
+        "a list of whole numbers from 0",
+        lambda v: isinstance(v, list) and all(_is_whole(i, 0, 2**31) for i in v),
+    ),
+    pa.list_(pa.float32()): (
+        "a list of finite log-probs, at most 0",
+        lambda v: isinstance(v, list) and all(_is_real(p) and p <= 0 for p in v),
+    ),
+}
+_KINDS: dict[str, _Kind] = {f.name: _OF_TYPE[f.type] for f in (*schema.SCORE, *schema.ROLLOUT)} | {
+    column: (f"one of {', '.join(values)}", values.__contains__) for column, values in _CHOICES.items()
+}
+"""What a column of ours holds, in words and as a test of a value that is not null."""
 
 
 def export_policy(policy: Path, out: Path, *, base: Path | None = None) -> str:

@@ -90,6 +90,7 @@ def test_a_bare_file_of_another_system_is_completed_without_invention(tmp_path: 
         ('{"question": "a"}\n', "neither TRL's columns"),
         ("{oops\n", "line 1: not JSON"),
         ("[1]\n", "line 1: not an object"),
+        ("\n", "holds no rows"),
     ],
 )
 def test_what_cannot_be_imported_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -98,6 +99,71 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path, text: str, said: str) 
     with pytest.raises(UserError, match=said):
         exchange.import_rows(file, tmp_path / "out")
     assert not (tmp_path / "out" / "rollout").exists()
+
+
+GOOD = {
+    "prompt": "a",
+    "completion": "b",
+    "prompt_ids": [1],
+    "completion_ids": [2, 3],
+    "logprobs": [-1.0, 0],
+    "reward": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward": "good"}, "reward 'good' is not a finite number"),
+        ({"reward": True}, "reward True is not a finite number"),
+        ({"reward": float("nan")}, "reward nan is not a finite number"),
+        ({"reward": 1e300}, "reward 1e.300 is not a finite number"),
+        ({"reward": 2**40}, "is not a finite number"),
+        ({"reward": None}, "reward is missing, but other rows have one"),
+        ({"completion_ids": 5}, "completion_ids 5 is not a list of whole numbers from 0"),
+        ({"completion_ids": [3, None]}, r"completion_ids \[3, None\] is not a list of whole numbers from 0"),
+        ({"completion_ids": [3, 0.5]}, "is not a list of whole numbers"),
+        ({"completion_ids": [3, -1]}, "is not a list of whole numbers"),
+        ({"completion_ids": [3, 2**31]}, "is not a list of whole numbers"),
+        ({"completion_ids": None}, "completion_ids is missing"),
+        ({"prompt_ids": []}, "prompt_ids is empty"),
+        ({"prompt_ids": "a"}, "prompt_ids 'a' is not a list of whole numbers"),
+        ({"logprobs": [-1.0, 0.5]}, "is not a list of finite log-probs, at most 0"),
+        ({"logprobs": [-1.0, float("-inf")]}, "is not a list of finite log-probs"),
+        ({"logprobs": [-1.0, None]}, "is not a list of finite log-probs"),
+        ({"step": "last"}, "step 'last' is not a whole number"),
+        ({"completion": ["b"]}, "completion .* is not text"),
+        ({"completion": "\ud800"}, "completion .* is not text"),
+        ({"row_id": [1]}, "row_id .* is not text"),
+        ({"verdict": "good"}, "verdict 'good' is not one of correct, wrong"),
+        ({"off_start": -1}, "off_start, off_stop do not lie within the response"),
+    ],
+)
+def test_every_row_is_checked_before_anything_is_written(tmp_path: Path, change: dict, said: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in (GOOD, GOOD | change)))
+    with pytest.raises(UserError, match=rf"rows.jsonl: row 2: .*{said}"):
+        exchange.import_rows(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_that_only_later_rows_have_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(GOOD | more) + "\n" for more in ({}, {"problem_id": "p7", "reward": 0})))
+    rollouts, scores = exchange.import_rows(file, tmp_path / "out")
+    assert scores is not None
+    assert [m.identity.stage for m in (rollouts, scores)] == ["rollout", "score"]  # what stages ask their inputs for
+    assert pl.read_parquet(tmp_path / "out/score/*.parquet")["problem_id"].to_list() == ["prompt-00000", "p7"]
+
+
+def test_rewards_that_are_all_null_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(GOOD | {"reward": None}) + "\n")
+    assert exchange.import_rows(file, tmp_path / "out")[1] is None
+    assert not (tmp_path / "out" / "score").exists()
+    file.write_text(json.dumps(GOOD) + "\n")
+    with pytest.raises(UserError, match="something else is committed here"):
+        exchange.import_rows(file, tmp_path / "out")
 
 
 def test_a_policy_is_copied_without_state_or_probe(tmp_path: Path) -> None:
