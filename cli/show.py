@@ -65,6 +65,7 @@ def load(path: Path) -> tuple[Any, Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from tseeds.artifacts.disk import readable
     from tseeds.artifacts.rundir import RunDir
     from tseeds.errors import UserError
 
@@ -80,7 +81,7 @@ def load(path: Path) -> tuple[Any, Any]:
     files = [f for f in files if f.name.startswith("part-")] or files[:1]
     if not files:
         raise UserError(f"{path}: holds no Parquet file; name an artifact such as RUN/iterations/000001/rollout")
-    try:
+    with readable(path):
         table = pa.concat_tables([pq.read_table(f, partitioning=None) for f in files])
         graded = sorted((files[0].parent.parent / "score").glob("part-*.parquet"))
         scores = (
@@ -88,8 +89,6 @@ def load(path: Path) -> tuple[Any, Any]:
             if graded and "response_ids" in table.column_names and "verdict" not in table.column_names
             else None
         )
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not readable as Parquet ({error}); tseeds verify names damaged files") from None
     return table, scores
 
 

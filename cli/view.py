@@ -15,7 +15,7 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option(help="Port on this machine; 0 picks a free one.")] = 8642,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser window.")] = True,
-    limit: Annotated[int, typer.Option(help="With -o: at most this many rows; 0 takes all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="With -o: at most this many rows; 0 takes all.")] = 0,
 ) -> None:
     """Read trajectories: problem, seed and continuation, log-probs, ratios, entropy, clipping, advantage per token.
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tseeds.artifacts import schema
-from tseeds.artifacts.disk import make_directories, refusals
+from tseeds.artifacts.disk import make_parent, refusals
 from tseeds.artifacts.policy import PROBE_FILE, file_digest, model_directory, policy_digest, policy_files
 from tseeds.artifacts.store import Identity, Manifest, read_manifest, read_table, require, writing
 from tseeds.errors import UserError, first_line
@@ -84,8 +84,7 @@ def write_file(table: pa.Table, path: Path) -> None:
     """
     from tseeds.artifacts.store import write_file as write_atomically
 
-    with refusals(path):
-        make_directories(path.parent)
+    make_parent(path)
     if path.suffix == ".jsonl":
         lines = [json.dumps(row, ensure_ascii=False, allow_nan=True) for row in table.to_pylist()]
         write_atomically(path, "\n".join(lines) + "\n" if lines else "")

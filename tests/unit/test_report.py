@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import statistics
 from pathlib import Path
 
@@ -141,3 +143,27 @@ def test_paper_figures(groups: list[read.Group], tmp_path: Path, monkeypatch: py
     assert "seeds: seed" in text
     paper.write(groups, tmp_path / "two")
     assert (tmp_path / "two" / "clipped-mass.svg").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "iterations/000002/update/rows.parquet",
+        "iterations/000002/update/steps.parquet",
+        "evaluations/000004/held-out/tables/metrics.parquet",
+    ],
+)
+def test_a_damaged_file_is_one_line(runs: Path, tmp_path: Path, place: str) -> None:
+    shutil.copytree(runs / "seeds-0", tmp_path / "run")
+    file = tmp_path / "run" / place
+    os.truncate(file, file.stat().st_size - 100)
+    with pytest.raises(UserError, match=r"not readable as Parquet .*tseeds verify names damaged files"):
+        html.write(read.groups([str(tmp_path / "run")]), tmp_path / "report.html")
+
+
+def test_where_nothing_can_be_written_is_one_line(groups: list[read.Group], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write here"):
+        html.write(groups, tmp_path / "file" / "report.html")
+    with pytest.raises(UserError, match="cannot write here"):
+        paper.write(groups, tmp_path / "file")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 import time
 import urllib.error
@@ -156,6 +158,46 @@ def test_a_static_file_refuses_what_is_too_large(run: RunDir, tmp_path: Path, mo
     (tmp_path / "full" / "thesis.tex").write_text("precious")
     with pytest.raises(UserError, match="holds other files"):
         viewer.write(run.root, tmp_path / "full")
+
+
+def test_what_cannot_be_written_is_one_line(run: RunDir, tmp_path: Path) -> None:
+    file, folder = tmp_path / "README.md", tmp_path / "folder.html"
+    file.write_text("precious")
+    folder.mkdir()
+    for out, said in (
+        (file, "a file, no .html; name FILE.html or a new directory"),
+        (file / "view", "cannot write here"),
+        (file / "view.html", "cannot write here"),
+        (folder, "cannot write here"),
+        (Path("/proc/view"), "cannot write here"),
+    ):
+        with pytest.raises(UserError, match=said):
+            viewer.write(run.root, out, limit=3)
+    assert file.read_text() == "precious"
+
+
+def test_a_damaged_file_is_one_line(run: RunDir, tmp_path: Path) -> None:
+    """Cut at its end (no footer) it is named; with bytes changed in the middle its data does not decode."""
+    for place, said in (
+        ("iterations/000002/rollout/part-00000.parquet", "part-00000.parquet: not readable as Parquet"),
+        ("iterations/000002/score/part-00000.parquet", "not readable as Parquet .*tseeds verify names damaged files"),
+        ("iterations/000002/update/rows.parquet", "not readable as Parquet"),
+        ("iterations/000002/update/tokens.parquet", "not readable as Parquet"),
+    ):
+        copy = tmp_path / place.replace("/", "-")
+        shutil.copytree(run.root, copy)
+        os.truncate(copy / place, (copy / place).stat().st_size - 200)
+        with pytest.raises(UserError, match=said):
+            viewer.write(copy, tmp_path / "out.html")
+    rotten = tmp_path / "rotten"
+    shutil.copytree(run.root, rotten)
+    file = rotten / "iterations/000002/rollout/part-00000.parquet"
+    data = bytearray(file.read_bytes())
+    for k in range(100, len(data) // 2):
+        data[k] ^= 0x5A
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="rotten: not readable as Parquet"):
+        viewer.write(rotten, tmp_path / "out.html")
 
 
 def test_a_hundred_thousand_rows(tmp_path: Path) -> None:

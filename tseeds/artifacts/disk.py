@@ -1,4 +1,4 @@
-"""What the operating system refuses, as one clear line; free space before large writes; JSON that may be damaged."""
+"""What the operating system refuses, as one clear line; free space before large writes; files that may be damaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tseeds.errors import StageFailed, UserError
+from tseeds.errors import StageFailed, UserError, first_line
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -92,6 +92,16 @@ def make_directories(path: Path) -> None:
         sync_directory(directory.parent)
 
 
+def make_parent(path: Path) -> None:
+    """Create the directory that a file goes into.
+
+    Raises:
+        UserError, StageFailed: as refusals.
+    """
+    with refusals(path):
+        make_directories(Path(path).parent)
+
+
 def sync_directory(path: Path) -> None:
     """Make the entries of a directory durable."""
     handle = os.open(path, os.O_RDONLY)
@@ -120,6 +130,26 @@ def read_object(path: Path, mend: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: damaged, not a JSON object; {mend}")
     return value
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what damaged Parquet files raise within the block, in Arrow or polars, into one clear line about ``path``.
+
+    Raises:
+        UserError: a file is not readable as Parquet.
+    """
+    try:
+        yield
+    except Exception as error:
+        from polars.exceptions import PolarsError
+        from pyarrow import ArrowException
+
+        if not isinstance(error, (ArrowException, PolarsError, OSError)):
+            raise
+        raise UserError(
+            f"{path}: not readable as Parquet ({first_line(error)}); tseeds verify names damaged files"
+        ) from None
 
 
 def inside(name: Any) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tseeds.artifacts.disk import make_parent
 from tseeds.artifacts.store import write_file
 from tseeds.errors import UserError
 from tseeds.report.figures import all_figures, overview
@@ -60,7 +61,11 @@ def render(groups: Sequence[Group], *, title: str = "tseeds report") -> str:
 
 
 def write(groups: Sequence[Group], out: Path, *, title: str = "tseeds report") -> Path:
-    """Write the page; its folder is made where it is missing."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    """Write the page; its folder is made where it is missing.
+
+    Raises:
+        UserError: plotly is not installed, a run's file is damaged, or nothing can be written there.
+    """
+    make_parent(out)
     write_file(out, render(groups, title=title))
     return out

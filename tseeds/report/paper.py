@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tseeds.artifacts.disk import refusals
 from tseeds.errors import UserError
 from tseeds.report.figures import Figure, all_figures
 from tseeds.report.read import Group
@@ -22,7 +23,7 @@ def write(groups: Sequence[Group], folder: Path) -> list[Path]:
     """One PNG (200 dpi) and one SVG (text kept as text) per figure; returns the files.
 
     Raises:
-        UserError: matplotlib is not installed.
+        UserError: matplotlib is not installed, or nothing can be written there.
     """
     try:
         import matplotlib
@@ -31,7 +32,8 @@ def write(groups: Sequence[Group], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
+    with refusals(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     look: Any = {
         "font.size": 9,
         "axes.spines.top": False,
@@ -50,7 +52,8 @@ def write(groups: Sequence[Group], folder: Path) -> list[Path]:
             _draw(axes, figure)
             for kind in ("png", "svg"):
                 file = folder / f"{figure.id}.{kind}"
-                canvas.savefig(file, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+                with refusals(file):
+                    canvas.savefig(file, dpi=200, metadata={"Date": None} if kind == "svg" else None)
                 files.append(file)
             plt.close(canvas)
     return files

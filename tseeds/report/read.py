@@ -8,13 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tseeds import config as configuration
 from tseeds.artifacts import store
+from tseeds.artifacts.disk import readable
 from tseeds.artifacts.rundir import RunDir, open_run
 from tseeds.config import Pipeline
 from tseeds.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True)
@@ -41,40 +45,40 @@ class Run:
     @cached_property
     def ages(self) -> list[dict[str, Any]]:
         """{age, advantage, reward, rows}: means over seeded rows by the snapshot's age in iterations."""
-        frame = self._rows()
-        if frame is None:
+        if self._rows is None:
             return []
         import polars as pl
 
-        seeded = frame.filter(pl.col("snapshot_age").is_not_null(), pl.col("seed_tokens") > 0)
+        seeded = self._rows.filter(pl.col("snapshot_age").is_not_null(), pl.col("seed_tokens") > 0)
         means = pl.col("advantage", "reward").cast(pl.Float64).mean()
-        return seeded.group_by(age="snapshot_age").agg(means, rows=pl.len()).sort("age").collect().to_dicts()
+        return seeded.group_by(age="snapshot_age").agg(means, rows=pl.len()).sort("age").to_dicts()
 
     @cached_property
     def seed_lengths(self) -> list[dict[str, Any]]:
         """{share, reward, rows}: mean reward of seeded rows by the share of the response that the seed is (tenths)."""
-        frame = self._rows()
-        if frame is None:
+        if self._rows is None:
             return []
         import polars as pl
 
         whole = pl.col("seed_tokens") + pl.col("continuation_tokens")
         tenth = (pl.col("seed_tokens") * 10 // whole.clip(lower_bound=1)).clip(upper_bound=9)
         return (
-            frame.filter(pl.col("seed_tokens") > 0)
+            self._rows.filter(pl.col("seed_tokens") > 0)
             .group_by(tenth=tenth)
             .agg(reward=pl.col("reward").cast(pl.Float64).mean(), rows=pl.len())
             .sort("tenth")
             .select(share=pl.col("tenth") / 10 + 0.05, reward="reward", rows="rows")
-            .collect()
             .to_dicts()
         )
 
-    def _rows(self) -> Any:
+    @cached_property
+    def _rows(self) -> pl.DataFrame | None:
         import polars as pl
 
         files = sorted(self.root.glob("iterations/*/update/rows.parquet"))
-        return pl.scan_parquet(files) if files else None
+        columns = ("reward", "advantage", "snapshot_age", "seed_tokens", "continuation_tokens")
+        with readable(self.root):
+            return pl.scan_parquet(files).select(columns).collect() if files else None
 
     @cached_property
     def bins(self) -> dict[str, list[float]]:
@@ -84,7 +88,8 @@ class Run:
 
         sums: dict[str, list[Any]] = {}
         for file in sorted(self.root.glob("iterations/*/update/steps.parquet")):
-            table = pq.read_table(file, partitioning=None)
+            with readable(file):
+                table = pq.read_table(file, partitioning=None)
             for name in table.column_names:
                 if name.endswith("_bins"):
                     sums.setdefault(name.removesuffix("_bins"), []).extend(table[name].to_pylist())
@@ -107,8 +112,9 @@ class Run:
         files = sorted(self.root.glob("evaluations/*/*/tables/metrics.parquet"))
         rows = []
         for file in files:
-            for row in pq.read_table(file, partitioning=None).to_pylist():
-                rows.append(row | {"benchmark": file.parents[1].name})
+            with readable(file):
+                table = pq.read_table(file, partitioning=None)
+            rows += [row | {"benchmark": file.parents[1].name} for row in table.to_pylist()]
         return rows
 
     @cached_property

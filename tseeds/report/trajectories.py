@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tseeds.artifacts.disk import readable
 from tseeds.errors import UserError
 
 TOKEN_COLUMNS = ("ratio", "entropy", "clipped", "advantage", "weight", "logprob_old", "logprob", "used")
@@ -54,18 +55,19 @@ class RowSet:
         """First row number of each part, and the number of all rows at the end."""
         counts = [0]
         for part in self.parts:
-            counts.append(counts[-1] + pq.read_metadata(part.file).num_rows)
+            with readable(part.file):
+                counts.append(counts[-1] + pq.read_metadata(part.file).num_rows)
         return counts
 
     @cached_property
     def index(self) -> pl.DataFrame:
         """One light row per trajectory, in the order of the files."""
-        names = set(pq.read_schema(self.parts[0].file).names)
-        rows = pl.scan_parquet([p.file for p in self.parts], row_index_name="n")
         steps = pl.DataFrame(
             {"first": self.starts[:-1], "step": [p.step for p in self.parts]},
             schema={"first": pl.UInt32, "step": pl.Int32},
         ).filter(pl.col("first") < self.starts[-1])
+        names = set(pq.read_schema(self.parts[0].file).names)
+        rows = pl.scan_parquet([p.file for p in self.parts], row_index_name="n")
 
         def column(name: str, dtype: Any, instead: Any = None) -> pl.Expr:
             return (pl.col(name) if name in names else pl.lit(instead)).cast(dtype).alias(name)
@@ -139,10 +141,8 @@ def discover(path: Path) -> list[RowSet]:
         raise UserError(
             f"{path}: holds no part-*.parquet; name a run, or an artifact such as RUN/iterations/000001/rollout"
         )
-    try:
+    with readable(files[0]):
         names = set(pq.read_schema(files[0]).names)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{files[0]}: not readable as Parquet ({str(error).splitlines()[0]})") from None
     if "response_ids" not in names:
         raise UserError(f"{path}: rows without response_ids are not trajectories; tseeds show prints them")
     parent = folder.resolve().parent
@@ -214,8 +214,25 @@ def pieces(ids: Sequence[int], tokenizer: Any) -> list[str]:
     return out
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _reads(method: _Method) -> _Method:
+    """A method of Trajectories that reads files; a damaged one becomes one clear line."""
+
+    @wraps(method)
+    def wrapped(self: Trajectories, *arguments: Any) -> Any:
+        with readable(self.path):
+            return method(self, *arguments)
+
+    return cast(_Method, wrapped)
+
+
 class Trajectories:
-    """Everything that the viewer asks: sets, pages of rows, one row in full."""
+    """Everything that the viewer asks: sets, pages of rows, one row in full.
+
+    Every question raises UserError where a file that it reads is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -227,6 +244,7 @@ class Trajectories:
         self._answers: OrderedDict[Path, dict[str, str | None]] = OrderedDict()
         self._updates: OrderedDict[Path, tuple[pa.Table, dict[str, tuple[int, int]]]] = OrderedDict()
 
+    @_reads
     def about(self) -> dict[str, Any]:
         """Title, and per set: rows, verdict counts, steps, snapshots, the largest lengths."""
         sets = []
@@ -255,6 +273,7 @@ class Trajectories:
             raise UserError(f"no set {wanted}")
         return self.sets[wanted]
 
+    @_reads
     def rows(self, query: Mapping[str, str]) -> dict[str, Any]:
         """{total, rows}: one page of light rows. Filters: verdict, step, snapshot, seeded, reward_lo/hi, seed_lo/hi,
         problem, group, q (in ids, problem or response); sort, offset, limit.
@@ -308,6 +327,7 @@ class Trajectories:
             found = found | pl.col("n").is_in(responses.implode())
         return found
 
+    @_reads
     def row(self, query: Mapping[str, str]) -> dict[str, Any]:
         """One row in full (see ``full``), with the members of its group and the same problem elsewhere.
 
@@ -333,6 +353,7 @@ class Trajectories:
         record["elsewhere"] = others.to_dicts()
         return record
 
+    @_reads
     def full(self, chosen: RowSet, number: int) -> dict[str, Any]:
         """Light columns of row ``number`` with prompt, gold, extracted and the arrays of its tokens."""
         light = chosen.index.row(number, named=True)

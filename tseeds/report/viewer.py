@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from tseeds.artifacts.disk import make_directories, make_parent, refusals
 from tseeds.artifacts.store import write_file
 from tseeds.errors import UserError
 from tseeds.report.page import as_json, asset, build
@@ -51,8 +52,10 @@ def write(path: Path, out: Path, *, limit: int = 0) -> Path:
     """Write a static page of everything at ``path``: one file (OUT ends in .html) or a directory. Returns the page.
 
     Raises:
-        UserError: nothing to view, too many rows for one file, or the directory holds other files.
+        UserError: nothing to view, a damaged file, too many rows for one file, or nothing can be written there.
     """
+    if out.is_file() and out.suffix != ".html":
+        raise UserError(f"{out}: a file, no .html; name FILE.html or a new directory")
     source = Trajectories(path)
     about = source.about()
     if out.suffix == ".html":
@@ -63,20 +66,21 @@ def write(path: Path, out: Path, *, limit: int = 0) -> Path:
             )
         bundle = _bundle(source, about, limit)
         bundle["rows"] = {s.id: [source.full(s, n) for n in range(_count(s, limit))] for s in source.sets.values()}
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(out)
         write_file(out, page(about["title"], bundle))
         return out
     index = out / "index.html"
     if out.exists() and any(out.iterdir()) and not index.is_file():
         raise UserError(f"{out}: holds other files; name a new directory")
-    (out / "rows").mkdir(parents=True, exist_ok=True)
+    with refusals(out):
+        make_directories(out / "rows")
     for s in source.sets.values():
         for k in range(-(-_count(s, limit) // CHUNK_ROWS)):
             numbers = range(k * CHUNK_ROWS, min((k + 1) * CHUNK_ROWS, _count(s, limit)))
             chunk = as_json([source.full(s, n) for n in numbers])
-            (out / "rows" / f"{_slug(s.id)}-{k:05d}.js").write_text(
-                f"window.tseedsChunk({as_json(s.id)},{k},{chunk});\n", encoding="utf-8"
-            )
+            file = out / "rows" / f"{_slug(s.id)}-{k:05d}.js"
+            with refusals(file):
+                file.write_text(f"window.tseedsChunk({as_json(s.id)},{k},{chunk});\n", encoding="utf-8")
     bundle = _bundle(source, about, limit) | {"chunk": CHUNK_ROWS, "files": {s: _slug(s) for s in source.sets}}
     write_file(index, page(about["title"], bundle, chunks=True))
     return index
