@@ -14,7 +14,7 @@ def show(
     path: Annotated[
         Path, typer.Argument(help="An artifact directory, a Parquet file, or a run (its newest rollouts).")
     ],
-    rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 8,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="How many rows.")] = 8,
     verdict: Annotated[
         str | None, typer.Option(help="Only rows of this verdict (rollouts: joined from score).")
     ] = None,
@@ -31,6 +31,13 @@ def show(
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from tseeds.errors import UserError
+
+    if verdict is not None:
+        from tseeds.grading.verdict import Verdict
+
+        if verdict not in {*Verdict}:
+            raise UserError(f"--verdict {verdict}: choose one of {', '.join(Verdict)}")
     table, scores = load(path)
     if scores is not None:
         places = {row: k for k, row in enumerate(scores["row_id"].to_pylist())}
@@ -38,15 +45,13 @@ def show(
         for column in ("verdict", "reward", "extracted"):
             if column in scores.column_names:
                 table = table.append_column(column, scores[column].take(order))
-    for column, wanted in (("verdict", verdict), ("problem_id", problem), ("group_id", group)):
-        if wanted is not None:
-            from tseeds.errors import UserError
-
-            if column not in table.column_names:
-                raise UserError(f"{path}: has no column {column} to filter by")
-            table = table.filter(pc.equal(table[column], wanted))
-    if seeded is not None and "seed_id" in table.column_names:
-        table = table.filter(pc.is_valid(table["seed_id"]) if seeded else pc.is_null(table["seed_id"]))
+    for column, wanted in (("verdict", verdict), ("problem_id", problem), ("group_id", group), ("seed_id", seeded)):
+        if wanted is None:
+            continue
+        if column not in table.column_names:
+            raise UserError(f"{path}: has no column {column} to filter by")
+        held = table[column]
+        table = table.filter(pc.equal(pc.is_valid(held), wanted) if column == "seed_id" else pc.equal(held, wanted))
     total = table.num_rows
     records = table.slice(0, rows).to_pylist()
     if as_json:
@@ -55,7 +60,7 @@ def show(
         return
     if "response_ids" in table.column_names:
         _trajectories(path, records, table.column_names)
-    else:
+    elif records:
         _table(records)
     typer.echo(f"{min(rows, total)} of {total} rows (-n for more, --json for all columns)")
 
@@ -103,12 +108,26 @@ def _decoder(path: Path) -> Any:
     return None
 
 
+def _prompts(path: Path) -> dict[str, str]:
+    """Prompts by problem_id of an evaluation, which keeps its problems beside its rows; {} elsewhere."""
+    import pyarrow.parquet as pq
+
+    from tseeds.artifacts.disk import readable
+
+    file = (path.parent if path.is_file() else path) / "tables" / "problems.parquet"
+    if not file.is_file():
+        return {}
+    with readable(file):
+        table = pq.read_table(file, columns=["problem_id", "prompt"], partitioning=None)
+    return dict(zip(table["problem_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
+
+
 def _trajectories(path: Path, records: list[dict[str, Any]], columns: list[str]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console()
-    tokenizer = _decoder(path.resolve())
+    tokenizer, prompts = _decoder(path.resolve()), _prompts(path)
     for record in records:
         start, stop = record.get("off_start") or 0, record.get("off_stop") or 0
         head = Text(record["row_id"], style="bold")
@@ -124,11 +143,14 @@ def _trajectories(path: Path, records: list[dict[str, Any]], columns: list[str])
         head.append(f"  {len(record['response_ids'])} tokens, {record['finish_reason']}", style="dim")
         console.print(head)
         body = Text()
+        prompt = prompts.get(record["problem_id"], "")
+        if tokenizer is not None and record.get("prompt_ids"):
+            prompt = tokenizer.decode(record["prompt_ids"], skip_special_tokens=True)
+        if prompt:
+            body.append(prompt.strip() + "\n", style="dim")
         if tokenizer is None:
             body.append(record["text"])
         else:
-            prompt = tokenizer.decode(record.get("prompt_ids") or [], skip_special_tokens=True)
-            body.append(prompt.strip() + "\n", style="dim")
             whole, at = record["response_ids"], 0
             for end, style, mark in (
                 (start, "cyan", ""),
@@ -146,19 +168,40 @@ def _trajectories(path: Path, records: list[dict[str, Any]], columns: list[str])
 
 
 def _table(records: list[dict[str, Any]]) -> None:
+    """One line a record where all columns fit the terminal, else one line a value."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    console = Console()
+    names = [k for k in records[0] if k not in ("prompt_ids", "logprobs")]
+    cells = [[Text(_cell(record[name])) for name in names] for record in records]
     table = Table()
-    names = [k for k in (records[0] if records else {}) if k not in ("prompt_ids", "logprobs")]
     for name in names:
         table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=28)
-    for record in records:
-        table.add_row(*[_cell(record[name]) for name in names])
-    Console().print(table)
+    for row in cells:
+        table.add_row(*row)
+    if console.measure(table, options=console.options.update(width=10**6)).maximum <= console.width:
+        console.print(table)
+        return
+    for row in cells:
+        record = Table.grid(padding=(0, 2))
+        record.add_column(style="dim", no_wrap=True)
+        record.add_column(overflow="fold")
+        for name, cell in zip(names, row, strict=True):
+            record.add_row(name, cell)
+        console.print(record)
+        console.print()
+
+
+_ITEMS = 10
+"""Of a list, so many are shown."""
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list):
+        more = [f"… {len(value)} in all"] if len(value) > _ITEMS else []
+        return f"[{', '.join([*map(_cell, value[:_ITEMS]), *more])}]"
     return "" if value is None else str(value).replace("\n", "\\n")
