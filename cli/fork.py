@@ -22,9 +22,10 @@ def fork(
 
     from tseeds.artifacts.rundir import open_run
     from tseeds.fork import fork as make
+    from tseeds.fork import span
 
     made = make(open_run(run), at, new, sets or ())
     if as_json:
         typer.echo(json.dumps({"run": str(made.root), "parent": str(run), "at": at}))
     else:
-        typer.echo(f"{made.root}: iterations 1 to {at} shared with {run}; tseeds run {made.root} goes on from there")
+        typer.echo(f"{made.root}: {span(at)} shared with {run}; tseeds run {made.root} goes on from there")

@@ -31,7 +31,7 @@ def fork(source: RunDir, at: int, target: Path, sets: Sequence[str] = ()) -> Run
     """
     record, done, target = pipeline.read_record(source), source.finished(), Path(target)
     if not 0 <= at <= done:
-        raise UserError(f"--at {at}: {source.root} has finished iterations 1 to {done} (0 is its start)")
+        raise UserError(f"--at {at}: {source.root} has finished {done}, so 0 (its start) to {done} can be shared")
     if target.exists():
         raise UserError(f"{target}: exists already; choose another place for the fork")
     old = pipeline.open_history(source)
@@ -60,11 +60,20 @@ def fork(source: RunDir, at: int, target: Path, sets: Sequence[str] = ()) -> Run
             stale = pipeline.fixed_at_setup(History(history.config, history.changes_until(at)), run)
             stale = stale or [r for r in pipeline.survey(history, run, upto=at) if r.state == "stale"]
             if stale:
-                raise Stale(f"{target}: {pipeline.explain(stale)}; a fork shares iterations 1 to {at} as they are")
+                raise Stale(f"{target}: {pipeline.explain(stale)}; a fork shares {span(at)} unchanged")
             store.publish(aside, target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return RunDir(target)
+
+
+def span(at: int) -> str:
+    """What a fork at an iteration shares, in words.
+
+    >>> [span(n) for n in (0, 1, 50)]
+    ['the start', 'iteration 1', 'iterations 1 to 50']
+    """
+    return f"iterations 1 to {at}" if at > 1 else "iteration 1" if at else "the start"
 
 
 def _check_kept(history: History, source: RunDir, at: int) -> None:

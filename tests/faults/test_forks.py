@@ -17,6 +17,7 @@ from tseeds.artifacts.rundir import RunDir
 from tseeds.errors import Stale, UserError
 from tseeds.fork import fork
 from tseeds.verify import check
+from tseeds_cli.fork import fork as command
 
 
 def state(run: Path) -> dict[str, tuple[int, int]]:
@@ -61,11 +62,17 @@ def test_a_fork_with_a_change_differs_from_the_next_iteration_on(
     assert json.loads(again.record.read_text())["parent"]["parent"]["at"] == 1
 
 
+def test_what_is_shared_is_said(uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for at, shared in enumerate(("the start", "iteration 1", "iterations 1 to 2")):
+        command(uninterrupted, at, tmp_path / str(at))
+        assert f": {shared} shared with {uninterrupted};" in capsys.readouterr().out
+
+
 def test_a_fork_refuses_what_it_cannot_share(uninterrupted: Path, forked: Forked, toy: Path, tmp_path: Path) -> None:
     parent = RunDir(uninterrupted)
-    with pytest.raises(UserError, match="finished iterations 1 to 2"):
+    with pytest.raises(UserError, match=r"has finished 2, so 0 \(its start\) to 2 can be shared"):
         fork(parent, 3, tmp_path / "new")
-    with pytest.raises(Stale, match=r"problems\.limit 8 -> 4.*a fork shares"):
+    with pytest.raises(Stale, match=r"problems\.limit 8 -> 4.*a fork shares iteration 1 unchanged"):
         fork(parent, 1, tmp_path / "new", ["problems.limit=4"])
     with pytest.raises(UserError, match="exists already"):
         fork(parent, 1, tmp_path)
