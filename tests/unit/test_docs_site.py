@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
+
+import pytest
 
 from tseeds_cli.main import PANELS
 
@@ -22,3 +25,10 @@ def test_every_command_and_its_options_are_in_the_reference() -> None:
     evaluate = page.split("## tseeds evaluate\n")[1].split("\n## ")[0]
     for option in ("--mixed", "--lengths", "--benchmark", "--greedy"):
         assert f"`{option}`" in evaluate
+
+
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda p: p.name)
+def test_every_link_leads_to_a_file_of_the_repository(page: Path) -> None:
+    """Read on a forge, unbuilt, where a page that only the built site has is a dead link."""
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
