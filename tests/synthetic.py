@@ -196,7 +196,7 @@ def _iteration(
             for column, value in zip(schema.ROLLOUT.names, values, strict=True):
                 rollout[column].append(value)
             answer = None if variant == 4 else bank[problem][variant][1]
-            graded = (name, f"p{problem:04d}", answer, answer, verdict, reward, "math", 0.4)
+            graded = (name, f"p{problem:04d}", answer, answer, verdict, reward, "math", 0.4, None)
             for column, value in zip(schema.SCORE.names, graded, strict=True):
                 score[column].append(value)
             if is_seeded:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from tseeds.artifacts import schema
 from tseeds.artifacts.disk import make_parent, refusals
 from tseeds.artifacts.policy import PROBE_FILE, file_digest, model_directory, policy_digest, policy_files
-from tseeds.artifacts.store import Identity, Manifest, read_manifest, read_table, require, writing
+from tseeds.artifacts.store import Identity, Manifest, read_manifest, read_rows, writing
 from tseeds.errors import UserError, first_line
 from tseeds.grading.verdict import Verdict
 
@@ -37,7 +37,7 @@ NAMES: dict[str, dict[str, str]] = {
 """Our column -> the other system's; every other column keeps its own name. policy_step is ``step`` in both."""
 _NEEDED = ("prompt_ids", "response_ids", "logprobs")
 _OURS = tuple(n for n in schema.ROLLOUT.names if n not in ("text", "response_ids", "policy_step"))
-_GRADES = ("extracted", "canonical", "verdict", "grader")
+_GRADES = ("extracted", "canonical", "verdict", "grader", "detail")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "position": ("none", "prefix", "suffix", "whole"),
     "finish_reason": ("stop", "length"),
@@ -53,18 +53,18 @@ def export_rows(
     """Rollouts as one table of a layout, with rewards and golds where their artifacts are given.
 
     Raises:
-        UserError: an artifact is missing, damaged or of another stage.
+        UserError: an artifact is missing, damaged or holds other rows.
     """
-    rows = read_table(require(rollouts, "rollouts", stage="rollout"))
+    rows = read_rows(rollouts, "rollouts", schema.ROLLOUT.names)
     names = NAMES[layout] | {"policy_step": "step"}
     columns: dict[str, Any] = {}
     if scores is not None:
-        graded = read_table(require(scores, "scores", stage="score"))
+        graded = read_rows(scores, "scores", ["row_id", "reward"])
         at = {r: i for i, r in enumerate(graded["row_id"].to_pylist())}
         order = pa.array([at.get(r) for r in rows["row_id"].to_pylist()], pa.int64())
-        columns |= {c: graded[c].combine_chunks().take(order) for c in ("reward", *_GRADES)}
+        columns |= {c: graded[c].combine_chunks().take(order) for c in ("reward", *_GRADES) if c in graded.column_names}
     if problems is not None:
-        table = read_table(require(problems, "problems", stage="problems"))
+        table = read_rows(problems, "problems", ["problem_id", "prompt", "gold"])
         golds = dict(zip(table["problem_id"].to_pylist(), table["gold"].to_pylist(), strict=True))
         prompts = dict(zip(table["problem_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
         ids = rows["problem_id"].to_pylist()
@@ -215,21 +215,21 @@ def import_rows(path: Path, out: Path) -> tuple[Manifest, Manifest | None]:
                 "canonical": row.get("canonical"),
                 "grader": row.get("grader") or "imported",
                 "wall_ms": 0.0,
+                "detail": row.get("detail"),
             }
             for record, row in zip(records, rows, strict=True)
         ]
         made["score"] = pa.Table.from_pylist(grades, schema=schema.SCORE)
-    file = {"file": file_digest(path)}
-    identities = {stage: Identity(stage, VERSION, {"import.layout": layout}, file) for stage in made}
-    held = {stage: read_manifest(out / stage) for stage in ("rollout", "score")}
-    for stage, manifest in held.items():
-        if manifest is not None and (stage not in made or manifest.identity.key != identities[stage].key):
-            raise UserError(f"{out / stage}: something else is committed here; choose another --out")
-    for stage, table in made.items():
-        if held[stage] is None:
-            with writing(out / stage, identities[stage]) as writer:
+    identity = Identity("import", VERSION, {"layout": layout}, {"file": file_digest(path)})
+    held = {name: read_manifest(out / name) for name in ("rollout", "score")}
+    for name, manifest in held.items():
+        if manifest is not None and manifest.identity.key != identity.key:
+            raise UserError(f"{out / name}: something else is committed here; choose another --out")
+    for name, table in made.items():
+        if held[name] is None:
+            with writing(out / name, identity) as writer:
                 writer.part(0, table)
-            held[stage] = writer.manifest
+            held[name] = writer.manifest
     assert held["rollout"] is not None
     return held["rollout"], held["score"]
 

@@ -38,7 +38,7 @@ def test_a_round_trip_loses_nothing(run: RunDir, tmp_path: Path, layout: exchang
     columns = schema.ROLLOUT.names
     before, after = (pl.read_parquet(p / "*.parquet") for p in (run.stage(1, "rollout"), rollouts.path))
     assert before.select(columns).equals(after.select(columns))
-    for column in ("row_id", "reward", "verdict", "extracted", "canonical"):
+    for column in ("row_id", "reward", "verdict", "extracted", "canonical", "grader", "detail"):
         here, there = (pl.read_parquet(p / "*.parquet")[column] for p in (run.stage(1, "score"), scores.path))
         assert here.equals(there)
     assert exchange.import_rows(file, tmp_path / "back")[0].digest == rollouts.digest  # a second time: nothing to do
@@ -150,10 +150,18 @@ def test_every_row_is_checked_before_anything_is_written(tmp_path: Path, change:
 def test_a_column_that_only_later_rows_have_is_read(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(GOOD | more) + "\n" for more in ({}, {"problem_id": "p7", "reward": 0})))
-    rollouts, scores = exchange.import_rows(file, tmp_path / "out")
-    assert scores is not None
-    assert [m.identity.stage for m in (rollouts, scores)] == ["rollout", "score"]  # what stages ask their inputs for
+    assert exchange.import_rows(file, tmp_path / "out")[1] is not None
     assert pl.read_parquet(tmp_path / "out/score/*.parquet")["problem_id"].to_list() == ["prompt-00000", "p7"]
+
+
+def test_why_a_grade_failed_goes_along(tmp_path: Path) -> None:
+    failed = GOOD | {"reward": 0, "verdict": "timeout", "detail": "more than 2 s"}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (GOOD, failed)))
+    rollouts, scores = exchange.import_rows(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert scores is not None
+    back = exchange.export_rows(rollouts.path, "trl", scores=scores.path)
+    assert back["detail"].to_pylist() == [None, "more than 2 s"]
+    assert back["verdict"].to_pylist() == ["correct", "timeout"]
 
 
 def test_rewards_that_are_all_null_are_none(tmp_path: Path) -> None:
@@ -185,8 +193,9 @@ def test_a_policy_is_copied_without_state_or_probe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("iterations/000001/score", "a score artifact, where rollouts of stage rollout is needed"),
-        ("problems", "a problems artifact, where rollouts of stage rollout is needed"),
+        ("iterations/000001/score", "a score artifact, where rollouts are needed: it has no column"),
+        ("problems", "a problems artifact, where rollouts are needed: it has no column"),
+        ("evaluations/000000/held-out", "a evaluate artifact, where rollouts are needed: it has no column"),
         ("iterations", "not a run and not a rollout artifact"),
         ("pipeline.toml", "not a run and not a rollout artifact"),
         ("nowhere", "not a run and not a rollout artifact"),
