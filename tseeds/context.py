@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest, model_directory
 from tseeds.config import Pipeline
-from tseeds.errors import Interrupted
+from tseeds.errors import Interrupted, UserError, first_line
 
 if TYPE_CHECKING:
     from tseeds.engines.base import Engine
@@ -153,14 +153,20 @@ def _engine_values(config: Pipeline) -> dict[str, Any]:
 
 
 def load_tokenizer(policy: Path, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a policy directory."""
+    """The tokenizer of a policy directory.
+
+    Raises:
+        UserError: its files are missing or damaged.
+    """
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
-
-    from tseeds.errors import UserError
 
     transformers_logging.set_verbosity_error()
     try:
         return AutoTokenizer.from_pretrained(policy, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise UserError(f"{policy}: its tokenizer does not load: {str(error).splitlines()[0]}") from error
+        there = any((policy / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+        why = first_line(error) if there else "it has no tokenizer.json, tokenizer.model or vocab.json"
+        raise UserError(
+            f"{policy}: its tokenizer does not load: {why}; copy the model's tokenizer files again"
+        ) from error

@@ -15,6 +15,7 @@ from tseeds.artifacts.rundir import digest_of, recorded_digest
 from tseeds.artifacts.store import Identity, Manifest, check_space, link_or_copy, writing
 from tseeds.config import Pipeline
 from tseeds.context import Context
+from tseeds.engines.policies import describe
 from tseeds.errors import UserError
 
 STAGE = "snapshot"
@@ -44,7 +45,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     """Commit the snapshot at ``out``.
 
     Raises:
-        UserError: the policy directory is unusable, or changed since its digest was recorded.
+        UserError: the policy directory is unusable (no model or tokenizer that loads), or changed since its digest was recorded.
     """
     ident = identity(config, inputs)
     files = policy_files(inputs.policy)
@@ -54,6 +55,8 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
             f"{inputs.policy}: damaged, it differs from the digest recorded when it was written; restore it"
         )
     if not inputs.link:
+        describe(inputs.policy)  # everything after it stands on this copy: what cannot be loaded is never committed
+        context.tokenizer(inputs.policy)
         check_space(out, size, f"snapshot of step {inputs.step}")
     context.progress.begin(STAGE, 1)
     with writing(out, ident) as writer:

@@ -117,6 +117,33 @@ def test_the_loop_says_that_its_disk_is_full_and_goes_on_when_it_is_not(
     assert reference.differences(run, finished=True) == []
 
 
+@pytest.mark.parametrize(
+    ("file", "size", "why"),
+    [
+        ("model.safetensors", 1000, "policy/model.safetensors: damaged safetensors file (header longer than the file)"),
+        ("tokenizer.json", 100, "policy/tokenizer.json: not a tokenizer (Expecting property name"),
+        ("tokenizer.json", None, "policy: its tokenizer does not load: it has no tokenizer.json"),
+    ],
+)
+def test_a_policy_that_does_not_load_is_never_committed(
+    file: str, size: int | None, why: str, toy: Path, forked: Forked, tmp_path: Path
+) -> None:
+    policy = shutil.copytree(toy / "policy", tmp_path / "policy")
+    if size is None:
+        (policy / file).unlink()
+    else:
+        os.truncate(policy / file, size)
+    config = loop_config(toy, policy={"path": str(policy)}, run={"iterations": 0}, evaluate={"every": 0})
+    done = forked.run(config, tmp_path / "run")
+    assert done["status"] == 2
+    assert f"{tmp_path}/{why}" in done["error"]
+    assert "again" in done["error"]
+    assert len(done["error"].splitlines()) == 1
+    assert not (tmp_path / "run" / "snapshots" / "step-000000").exists()
+    shutil.copy(toy / "policy" / file, policy / file)
+    assert forked.run(config, tmp_path / "run")["status"] == 0
+
+
 def flip(file: Path) -> None:
     """One bit in the middle."""
     data = bytearray(file.read_bytes())

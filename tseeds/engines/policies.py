@@ -266,7 +266,10 @@ def _tokenizer_digest(path: Path) -> str:
 @lru_cache(maxsize=256)
 def _vocabulary_digest(file: Path, mtime: int, size: int) -> str:
     data = file.read_bytes()
-    return _parsed_vocabulary(hashlib.sha256(data).hexdigest(), data)
+    try:
+        return _parsed_vocabulary(hashlib.sha256(data).hexdigest(), data)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"{file}: not a tokenizer ({error}); copy the model again") from None
 
 
 _parsed: dict[str, str] = {}
