@@ -19,7 +19,9 @@ from tseeds.artifacts.rundir import RunDir
 from tseeds.artifacts.store import Manifest
 from tseeds.config import Pipeline
 from tseeds.context import Progress
+from tseeds.history import Change
 from tseeds_cli.console import duration, size
+from tseeds_cli.status import disk
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVES = (
@@ -72,6 +74,7 @@ class Panel(chain.Listener):
         self.console = Console(stderr=True)
         self._history: list[dict[str, Any]] = []
         self._first = 0
+        self._idle = True
         self._started = time.monotonic()
         self._live: Live | None = None
 
@@ -88,10 +91,15 @@ class Panel(chain.Listener):
     def started(self, run: RunDir, config: Pipeline, finished: int) -> None:
         self.config, self._first = config, finished
         self._history = store.read_lines(run.metrics)
-        going_on = f", going on after iteration {finished}" if finished else ""
-        self.say(f"run {run.root}: {config.run.iterations} iterations{going_on}; log in {run.root / 'logs'}")
+        if finished < config.run.iterations:
+            going_on = f", going on after iteration {finished}" if finished else ""
+            self.say(f"run {run.root}: {config.run.iterations} iterations{going_on}; log in {run.root / 'logs'}")
+
+    def changed(self, change: Change) -> None:
+        self.say(f"changed from iteration {change['iteration']} on: {chain.show(change)}")
 
     def stage(self, step: chain.Step, ran: bool, manifest: Manifest) -> None:
+        self._idle = self._idle and not ran
         if ran and step.iteration == 0:
             rows = f", {manifest.rows} rows" if manifest.rows else ""
             self.say(f"{step.out}: made in {duration(manifest.wall_s)}{rows}")
@@ -129,6 +137,14 @@ class Panel(chain.Listener):
             head.add_row(title, _number(values[-1] if values else None), Text(sparkline(values), style="cyan"))
         return Group(head)
 
+    def finish(self) -> None:
+        """Say so where the run was finished before."""
+        if self._idle:
+            done = self.run.finished()
+            self.say(
+                f"{self.run.root}: all {done} iterations are finished, nothing left to do (--iterations N goes on)"
+            )
+
     def summary(self) -> None:
         """What happened and where to look: first and last values, evaluation before and after, artifacts."""
         self._history = store.read_lines(self.run.metrics)
@@ -139,14 +155,13 @@ class Panel(chain.Listener):
         if before_after:
             out.print(before_after)
         last = self.run.finished()
-        used = sum(f.stat().st_size for f in self.run.root.rglob("*") if f.is_file())
         for name, place in (
             ("trajectories", f'pl.read_parquet("{self.run.root}/iterations/*/rollout/*.parquet")'),
             ("metrics", str(self.run.metrics)),
             ("policy", str(self.run.policy(last))),
             ("read them", f"tseeds show {self.run.stage(max(1, last), 'rollout')}"),
             ("figures", f"tseeds report {self.run.root} -o report.html"),
-            ("disk", size(used)),
+            ("disk", size(disk(self.run.root))),
         ):
             out.print(f"  {name:14}{place}", highlight=False, markup=False, soft_wrap=True)
 

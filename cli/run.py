@@ -41,7 +41,7 @@ def run(
     if dry_run:
         from tseeds_cli.status import print_survey
 
-        print_survey(config, where, as_json=as_json)
+        print_survey(config, where, accept=accept, as_json=as_json)
         return
 
     from tseeds.context import Context
@@ -62,6 +62,7 @@ def run(
             chain.run_pipeline(config, root, context, accept=accept, listener=chain.Listeners([panel, *loggers]))
         except Interrupted as stop:
             raise Interrupted(f"{stop}; tseeds run {root} goes on from here") from None
+    panel.finish()
     if as_json:
         typer.echo(json.dumps({"run": str(root), "iterations": where.finished()}))
     else:

@@ -26,8 +26,8 @@ def status(
     print_survey(configuration.load(where.pipeline), where, as_json=as_json)
 
 
-def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
-    """The survey of a run under a configuration, for status and run --dry-run."""
+def print_survey(config: Pipeline, run: RunDir, *, accept: bool = False, as_json: bool) -> None:
+    """The survey of a run under a configuration, for status and run --dry-run; accept: as if its changes were accepted."""
     import json
     from collections import defaultdict
 
@@ -37,8 +37,11 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
     from tseeds_cli.console import duration, size
 
     record = chain.read_record(run)
-    reports = list(chain.survey(History(config, record["changes"]), run))
-    done, total = run.finished(), config.run.iterations
+    plan = chain.plan(config, run, record) if run.pipeline.is_file() else None
+    refused = plan is not None and bool(plan.fixed or (plan.stale and not accept))
+    history = plan.history if plan else History(config, record["changes"])
+    reports = plan.reports if plan and (refused or not plan.changes) else list(chain.survey(history, run))
+    done, total = run.finished(), history.config.run.iterations
     writer = owner(run.lock)
     if as_json:
         rows = [
@@ -55,7 +58,16 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
             for r in reports
         ]
         typer.echo(
-            json.dumps({"run": str(run.root), "finished": done, "iterations": total, "writer": writer, "stages": rows})
+            json.dumps(
+                {
+                    "run": str(run.root),
+                    "finished": done,
+                    "iterations": total,
+                    "writer": writer,
+                    "refused": refused,
+                    "stages": rows,
+                }
+            )
         )
         return
     typer.echo(f"{run.root}: {done} of {total} iterations finished")
@@ -84,16 +96,16 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
         typer.echo(
             f"  a redo would cost about {cost}: {len(stale)} stale stages and {len(follow)} that follow from them"
         )
-        typer.echo(
-            "  tseeds run refuses; with --accept the change applies from the next iteration on, tseeds fork redoes"
-        )
+    if plan is not None and refused:
+        typer.echo(f"  tseeds run refuses. {chain.outlook(plan, run)}")
+    elif plan is not None:
+        for change in plan.changes:
+            typer.echo(f"  would change from iteration {change['iteration']} on: {chain.show(change)}")
     for r in reports:
         if r.state == "fresh" and r.reasons:
             typer.echo(f"  {r.step.out}: {r.reasons[0]}")
     for change in record["changes"]:
-        typer.echo(
-            f"  changed from iteration {change['iteration']} on: {change['key']} {change['old']} -> {change['new']}"
-        )
+        typer.echo(f"  changed from iteration {change['iteration']} on: {chain.show(change)}")
     if "parent" in record:
         typer.echo(f"  forked from {record['parent']['run']} at iteration {record['parent']['at']}")
     if done < total:
@@ -103,14 +115,14 @@ def print_survey(config: Pipeline, run: RunDir, *, as_json: bool) -> None:
         typer.echo(f"  to do: {total - done} iterations{left}")
     folders = [run.stage(i, "x").parent for i in run.iterations()]
     if folders:
-        used = [_disk(folder) for folder in folders]
+        used = [disk(folder) for folder in folders]
         typer.echo(
-            f"  disk: {size(_disk(run.root))}, of which {len(used)} iterations take {size(sum(used))} (the newest "
+            f"  disk: {size(disk(run.root))}, of which {len(used)} iterations take {size(sum(used))} (the newest "
             f"{size(used[-1])}, {size(sum(used) / len(used))} each); tseeds gc RUN --dry-run lists what can go"
         )
 
 
-def _disk(folder: Path) -> int:
+def disk(folder: Path) -> int:
     """Bytes below a folder; a file with several names counts once."""
     import os
 

@@ -24,7 +24,7 @@ from tseeds.artifacts.rundir import RunDir
 from tseeds.config import Pipeline
 from tseeds.context import Context
 from tseeds.errors import Stale, UserError
-from tseeds.history import VERSION, History
+from tseeds.history import VERSION, Change, History
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class Step:
 
     @property
     def name(self) -> str:
-        """Stage name, with its iteration or policy step."""
-        return f"{self.module.STAGE} {self.out.parent.name if self.iteration else self.out.name}"
+        """Stage name, with its iteration beyond set-up."""
+        return f"{self.module.STAGE} of iteration {self.iteration}" if self.iteration else str(self.module.STAGE)
 
 
 class Snapshots(Mapping[int, Path]):
@@ -173,7 +173,30 @@ def inspect(history: History, step: Step) -> Report:
     identity = replace(identity, version=version)
     if identity.key == manifest.identity.key:
         return Report(step, "fresh", seconds=manifest.wall_s)
-    return Report(step, "stale", tuple(identity.differences(manifest.identity)), manifest.wall_s)
+    reasons = tuple(dict.fromkeys(_in_words(step, d) for d in identity.differences(manifest.identity)))
+    return Report(step, "stale", reasons, manifest.wall_s)
+
+
+_FILES = (
+    ("snapshot", "input policy ", "policy.path"),
+    ("problems", "input data ", "problems.path"),
+    ("problems", "input benchmark ", "evaluate.benchmarks"),
+    ("problems", "problems.benchmark ", "evaluate.benchmarks"),
+    ("evaluate", "input benchmark ", "evaluate.benchmarks"),
+)
+"""Stage, beginning of a difference, key of the pipeline whose files make that difference."""
+
+
+def _in_words(step: Step, difference: str) -> str:
+    """A difference of identities, by the pipeline's key where the artifact knows its input by another name."""
+    for stage, beginning, key in _FILES:
+        if (
+            stage == step.module.STAGE
+            and difference.startswith(beginning)
+            and (stage != "snapshot" or not step.iteration)
+        ):
+            return f"files of {key} changed"
+    return difference
 
 
 def execute(history: History | Pipeline, step: Step, context: Context) -> tuple[store.Manifest, bool]:
@@ -275,14 +298,118 @@ def unsettled(history: History, run: RunDir) -> int:
     return next((i for i in sorted(steps) if i > 0 and not steps[i]), max(steps) + 1)
 
 
-def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
-    """Make ``config`` the run's configuration, or refuse it where it contradicts what is committed.
+@dataclass(frozen=True)
+class Plan:
+    """What a configuration would do to a run as it stands; ``adopt`` makes it so.
 
-    A change applies from the first iteration of which nothing committed contradicts it, and run.json records it; ``accept``
-    is needed where it would make committed stages stale if it applied from the start.
+    reports: every step as if the configuration had held from the start. changes: what would be recorded, each with the first
+    iteration that it applies to. fixed: keys whose change no iteration can begin with, or what else cannot. history: the run's
+    with the changes; old: the run's without.
+    """
+
+    reports: list[Report]
+    changes: list[dict[str, Any]]
+    fixed: list[str]
+    history: History
+    old: History
+
+    @property
+    def stale(self) -> bool:
+        """Whether committed stages contradict the configuration, so that its changes must be accepted."""
+        return any(r.state == "stale" for r in self.reports)
+
+
+def plan(config: Pipeline, run: RunDir, record: Mapping[str, Any]) -> Plan:
+    """What ``config`` would do to the run with this ``record``. Reads manifests only.
+
+    A change applies from the first iteration of which nothing committed contradicts it; fewer iterations than are finished
+    are no change.
+    """
+    old, known = open_history(run), record["changes"]
+    if config.run.iterations < run.finished():
+        config = _with(config, old.config, "run.iterations")
+    before, after = configuration.flatten(old.config), configuration.flatten(config)
+    changed: list[dict[str, Any]] = [
+        {"key": k, "old": before.get(k), "new": after.get(k)}
+        for k in sorted({*before, *after})
+        if before.get(k) != after.get(k)
+    ]
+    shown = {f"files of {c['key']} changed": show(c) for c in changed}
+    reports = [
+        replace(r, reasons=tuple(shown.get(reason, reason) for reason in r.reasons))
+        for r in survey(History(config, known), run)
+    ]
+    stale = any(r.state == "stale" for r in reports)
+    if not stale and not (changed and run.iterations()):  # nothing depends on the old values yet
+        return Plan(reports, [], [], History(config, known), old)
+    versions, first = _version_changes(old, run), unsettled(old, run)
+    renewed = [*known, *({"iteration": first, **v} for v in versions)]
+    fixed = fixed_at_setup(History(config, renewed), run)
+    if fixed:
+        mine = [c["key"] for c in changed if _alone(old.config, config, c["key"], renewed, run, setup=True)]
+        others = _reasons(fixed_at_setup(History(old.config, renewed), run))
+        return Plan(reports, changed, [*mine, *others] or _reasons(fixed), History(config, known), old)
+    for start in (first, first + 1):
+        changes = [{"iteration": start, **c, "at": now()} for c in [*changed, *versions]]
+        history = History(config, [*known, *changes])
+        left = [r for r in survey(history, run) if r.state == "stale"]
+        if not left:
+            break
+    return Plan(reports, changes, _reasons(left), history, old)
+
+
+def _with(config: Pipeline, other: Pipeline, key: str) -> Pipeline:
+    """``config`` with one value of ``other``, unchecked."""
+    section, name = key.split(".")
+    value = getattr(getattr(other, section), name)
+    return config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+
+
+def _alone(old: Pipeline, new: Pipeline, key: str, changes: Sequence[Change], run: RunDir, *, setup: bool) -> bool:
+    """Whether the change of ``key`` by itself makes a committed stage stale; setup: one that every iteration builds on."""
+    try:
+        history = History(_with(old, new, key), changes)
+        return bool(fixed_at_setup(history, run)) if setup else any(r.state == "stale" for r in survey(history, run))
+    except UserError:  # no valid pipeline without the other changes
+        return not setup
+
+
+def show(change: Change) -> str:
+    """A change for reading: its key, old -> new."""
+    texts = [json.dumps(change[k], ensure_ascii=False) for k in ("old", "new")]
+    return f"{change['key']} {' -> '.join(t if len(t) <= 60 else t[:57] + '...' for t in texts)}"
+
+
+def outlook(found: Plan, run: RunDir) -> str:
+    """What can be done about the stale stages of a plan: which changes --accept takes and which it does not."""
+    if found.fixed:
+        old, new, known = found.old.config, found.history.config, found.old.changes
+        others = [c["key"] for c in found.changes if c["key"] not in found.fixed and not c["key"].startswith(VERSION)]
+        free = [k for k in others if _alone(old, new, k, known, run, setup=False)]
+        can, rest = (f"; can be: {', '.join(free)}", " (--accept then takes the rest)") if free else ("", "")
+        again = "start another run (--run NEW)" if run.iterations() else f"nothing is trained yet, so delete {run.root}"
+        return (
+            f"Cannot be accepted, for committed stages build on it: {', '.join(found.fixed)}{can}. Ways on: set it "
+            f"back{rest}; {again}"
+        )
+    lines = [f"--accept applies the change from iteration {found.changes[0]['iteration']} on and records it"]
+    if any(reason.startswith("run.iterations ") for reason in _reasons(found.reports)):
+        end = found.old.config.run.iterations
+        lines.append(f"with --set seed.schedule_end={end} too the schedule of seed.share stays as it was")
+    if run.finished():
+        lines.append("tseeds fork RUN --at N --run NEW --set … redoes from an earlier one")
+    return f"Ways on: set the value back; {'; '.join(lines)}"
+
+
+def adopt(config: Pipeline, run: RunDir, *, accept: bool, listener: Listener | None = None) -> History:
+    """Make ``config`` the run's configuration, or refuse it where it contradicts what is committed; see ``plan``.
+
+    run.json records the changes; ``accept`` is needed where they would make committed stages stale if they applied from the
+    start.
 
     Raises:
-        Stale: committed stages were made with other values and accept is False; every value is named.
+        Stale: committed stages were made with other values and accept is False, or a value cannot change; every value is
+        named.
     """
     with disk.refusals(run.root):
         disk.make_directories(run.root)
@@ -290,41 +417,16 @@ def adopt(config: Pipeline, run: RunDir, *, accept: bool) -> History:
     if "pipeline" not in record and not run.pipeline.is_file():
         write_record(run, {"created": now(), **record}, config)
         return History(config, record["changes"])
-    old = committed_config(run, record)
-    before, after = configuration.flatten(old), configuration.flatten(config)
-    changed = [k for k in sorted({*before, *after}) if before.get(k) != after.get(k)]
-    versions = _version_changes(History(old, record["changes"]), run)
-    stale = [r for r in survey(History(config, record["changes"]), run) if r.state == "stale"]
-    if not changed and not stale:
-        if "pipeline" not in record:
-            write_record(run, record, config)
-        return History(config, record["changes"])
-    if stale and not accept:
-        raise Stale(
-            f"{run.root}: {explain(survey(History(config, record['changes']), run))}. " + _ways(old, record, run)
-        )
-    start = unsettled(History(old, record["changes"]), run)
-    fixed = fixed_at_setup(History(config, [*record["changes"], *({"iteration": start, **v} for v in versions)]), run)
-    if fixed:
-        raise Stale(
-            f"{run.root}: {explain(fixed)}; every iteration builds on it. {_ways(old, record, run, acceptable=False)}"
-        )
-    if not run.iterations() and not stale:
-        write_record(run, record, config)  # nothing depends on the old values yet
-        return History(config, record["changes"])
-    for first in (start, start + 1):
-        changes = [
-            *record["changes"],
-            *({"iteration": first, "key": k, "old": before.get(k), "new": after.get(k), "at": now()} for k in changed),
-            *({"iteration": first, **v, "at": now()} for v in versions),
-        ]
-        history = History(config, changes)
-        left = [r for r in survey(history, run) if r.state == "stale"]
-        if not left:
-            write_record(run, {**record, "changes": changes}, config)
-            log.info("%s: changed from iteration %d on: %s", run.root, first, ", ".join(changed))
-            return history
-    raise Stale(f"{run.root}: {explain(left)}. {_ways(old, record, run, acceptable=False)}")
+    found = plan(config, run, record)
+    if found.fixed or (found.stale and not accept):
+        raise Stale(f"{run.root}: {explain(found.reports)}. {outlook(found, run)}")
+    if "pipeline" not in record or found.changes or found.history.config != found.old.config:
+        write_record(run, {**record, "changes": [*record["changes"], *found.changes]}, found.history.config)
+    for change in found.changes:
+        log.info("%s: changed from iteration %d on: %s", run.root, change["iteration"], show(change))
+        if listener is not None:
+            listener.changed(change)
+    return found.history
 
 
 def fixed_at_setup(history: History, run: RunDir) -> list[Report]:
@@ -348,33 +450,25 @@ def _version_changes(history: History, run: RunDir) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def explain(reports: Iterator[Report] | Sequence[Report]) -> str:
+def _reasons(reports: Sequence[Report]) -> list[str]:
+    """Why reports are stale, each reason once."""
+    return list(dict.fromkeys(reason for r in reports if r.state == "stale" for reason in r.reasons))
+
+
+def explain(found: Sequence[Report]) -> str:
     """One line: which values changed, which stages that makes stale, and what redoing them would cost."""
-    found = list(reports)
     stale = [r for r in found if r.state == "stale"]
     follow = [r for r in found if r.follows]
-    reasons = list(dict.fromkeys(reason for r in stale for reason in r.reasons))
+    reasons = _reasons(stale)
     named = [r for r in reasons if not r.startswith("input ")] or reasons
     stages = list(dict.fromkeys(r.step.module.STAGE for r in stale))
-    cost = sum(r.seconds for r in [*stale, *follow])
+    first, cost = stale[0].step.iteration, sum(r.seconds for r in [*stale, *follow])
     also = f" and the {len(follow)} that follow from them" if follow else ""
     return (
         f"{'; '.join(named)}: makes {len(stale)} committed {'stage' if len(stale) == 1 else 'stages'} stale "
-        f"({', '.join(stages)} from {stale[0].step.name} on); redoing {'it' if len(stale) == 1 else 'them'}{also} would "
-        f"take about {cost:.0f} s"
+        f"({', '.join(stages)}; from {f'iteration {first}' if first else 'set-up'} on); redoing "
+        f"{'it' if len(stale) == 1 else 'them'}{also} would take about {cost:.0f} s"
     )
-
-
-def _ways(old: Pipeline, record: dict[str, Any], run: RunDir, *, acceptable: bool = True) -> str:
-    """What the user can do about stale stages."""
-    ways = ["set the value back", "start another run (--run NEW)"]
-    if acceptable and run.iterations():
-        first = unsettled(History(old, record["changes"]), run)
-        ways[1:] = [
-            f"tseeds run --accept applies the change from iteration {first} (or the next) on and records it",
-            "tseeds fork RUN --at N --run NEW --set … redoes from an earlier one",
-        ]
-    return f"Ways on: {'; '.join(ways)}"
 
 
 def metrics_line(run: RunDir, iteration: int) -> dict[str, Any]:
@@ -408,6 +502,9 @@ class Listener:
     def started(self, run: RunDir, config: Pipeline, finished: int) -> None:
         """The run is locked and its configuration adopted; ``finished`` iterations exist already."""
 
+    def changed(self, change: Change) -> None:
+        """A changed value was recorded; before ``started``."""
+
     def stage(self, step: Step, ran: bool, manifest: store.Manifest) -> None:
         """A stage is committed (ran) or was fresh."""
 
@@ -424,6 +521,10 @@ class Listeners(Listener):
     def started(self, run: RunDir, config: Pipeline, finished: int) -> None:
         for listener in self._listeners:
             listener.started(run, config, finished)
+
+    def changed(self, change: Change) -> None:
+        for listener in self._listeners:
+            listener.changed(change)
 
     def stage(self, step: Step, ran: bool, manifest: store.Manifest) -> None:
         for listener in self._listeners:
@@ -449,7 +550,7 @@ def run_pipeline(
     """
     run, listener = RunDir(Path(root)), listener or Listener()
     with locked(run.lock, f"run {root}"):
-        history = adopt(config, run, accept=accept)
+        history = adopt(config, run, accept=accept, listener=listener)
         context.run = run.root
         _sweep(run)
         done = run.finished()

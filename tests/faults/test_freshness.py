@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,9 +158,15 @@ def test_a_change_is_refused_named_accepted_and_recorded(
     refused = forked.tseeds("run", run, *change)
     assert refused["status"] == 4
     assert "update.learning_rate 0.001 -> 0.002" in refused["error"]
-    assert "--accept" in refused["error"]
+    assert "--accept applies the change from iteration 2 on" in refused["error"]
+    assert "--accept applies the change from iteration 2 on" in looked["error"]
+    shown = forked.tseeds("run", run, *change, "--dry-run", "--accept")["error"]
+    assert "stale" not in shown
+    assert "would change from iteration 2 on: update.learning_rate 0.001 -> 0.002" in shown
     accepted = forked.tseeds("run", run, *change, "--accept")
     assert accepted["status"] == 0, accepted["error"]
+    for told in ("run.iterations 2 -> 3", "update.learning_rate 0.001 -> 0.002"):
+        assert f"\nchanged from iteration 2 on: {told}\n" in f"\n{accepted['error']}"
     rates = {
         i: store.require(run / f"iterations/{i:06d}/update", "update").identity.config["update.learning_rate"]
         for i in (1, 2, 3)
@@ -179,8 +186,68 @@ def test_a_change_is_refused_named_accepted_and_recorded(
 
 
 def test_a_value_that_every_iteration_builds_on_cannot_be_accepted(toy: Path, uninterrupted: Path) -> None:
-    with pytest.raises(Stale, match="every iteration builds on it"):
+    with pytest.raises(Stale, match=r"Cannot be accepted, for committed stages build on it: problems.limit\. Ways on"):
         pipeline.adopt(changed(toy, "problems.limit", 7), RunDir(uninterrupted), accept=True)
+
+
+@pytest.mark.parametrize("command", [["--dry-run"], ["--dry-run", "--accept"], [], ["--accept"]])
+def test_each_changed_value_is_said_to_be_acceptable_or_not(
+    command: list[str], forked: Forked, uninterrupted: Path
+) -> None:
+    sets = ["--set", "problems.limit=7", "--set", "update.kl_reference=base", "--set", "run.iterations=4"]
+    done = forked.tseeds("run", uninterrupted, *sets, *command)
+    assert done["status"] == (0 if "--dry-run" in command else 4)
+    assert (
+        "Cannot be accepted, for committed stages build on it: problems.limit; can be: update.kl_reference. Ways on: set it "
+        "back (--accept then takes the rest); start another run (--run NEW)"
+    ) in done["error"]
+
+
+def test_files_that_changed_are_called_by_the_key_that_names_them(toy: Path, forked: Forked, tmp_path: Path) -> None:
+    data, policy, run = (tmp_path / name for name in ("data.jsonl", "policy", "run"))
+    shutil.copy(toy / "train.jsonl", data)
+    shutil.copytree(toy / "policy", policy)
+    (policy / "generation_config.json").write_text('{"eos_token_id": 1}')
+    places = {"problems": {"path": str(data)}, "run": {"iterations": 0}, "evaluate": {"every": 0}}
+    assert forked.run(loop_config(toy, **places), run)["status"] == 0
+    moved = forked.tseeds("run", run, "--set", f"policy.path={policy}", "--dry-run")["error"]
+    assert 'stale because policy.path "/' in moved
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[1:]))
+    same = forked.tseeds("run", run)
+    assert same["status"] == 4
+    assert (
+        f"build on it: files of problems.path changed. Ways on: set it back; nothing is trained yet, so delete {run}"
+        in (same["error"])
+    )
+
+
+def test_fewer_iterations_than_are_finished_are_no_change(toy: Path, forked: Forked, uninterrupted: Path) -> None:
+    before = (uninterrupted / "run.json").read_bytes()
+    for more in (["--iterations", "1"], []):
+        done = forked.tseeds("run", uninterrupted, *more)
+        assert done["status"] == 0, done["error"]
+        assert (
+            f"{uninterrupted}: all 2 iterations are finished, nothing left to do (--iterations N goes on)"
+            in done["error"]
+        )
+        assert "changed" not in done["error"]
+        assert "going on" not in done["error"].replace("goes on", "")
+    assert (uninterrupted / "run.json").read_bytes() == before
+
+
+def test_a_schedule_that_ends_with_the_run_says_how_it_stays(toy: Path, forked: Forked, tmp_path: Path) -> None:
+    config = loop_config(toy, run={"iterations": 2}, seed={"schedule": "linear", "share": 1.0}, evaluate={"every": 0})
+    run = tmp_path / "run"
+    assert forked.run(config, run)["status"] == 0
+    more = ["--iterations", "3"]
+    refused = forked.tseeds("run", run, *more)
+    assert refused["status"] == 4
+    assert "run.iterations 2 -> 3" in refused["error"]
+    assert "with --set seed.schedule_end=2 too the schedule of seed.share stays as it was" in refused["error"]
+    done = forked.tseeds("run", run, *more, "--accept", "--set", "seed.schedule_end=2")
+    assert done["status"] == 0, done["error"]
+    assert not (run / "iterations/000003/seed").exists()  # the share has fallen to 0
+    assert forked.tseeds("run", run, "--iterations", "4")["status"] == 0
 
 
 def test_a_mistake_before_the_first_iteration_is_simply_corrected(toy: Path, forked: Forked, tmp_path: Path) -> None:
