@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -690,13 +690,21 @@ def dumps(config: Pipeline) -> str:
         lines += [f"# {doc}", f"[{name}]"]
         for key, info in type(section).model_fields.items():
             value = section.model_dump(mode="json")[key]
-            note = " ".join((info.description or "").split())
+            choices = ", ".join(map(str, _choices(info.annotation)))
+            note = " ".join((info.description or "").split()) + (f" One of: {choices}." if choices else "")
             if value is None:
                 lines += [f"# {note}", f"# {key} is not set"]
                 continue
             lines += [f"# {note}", tomli_w.dumps({key: value}).rstrip() if not _nested(value) else _inline(key, value)]
         lines.append("")
     return "\n".join(lines)
+
+
+def _choices(annotation: Any) -> Sequence[Any]:
+    """The values that a field, or each entry of its list, may have where its type names them all."""
+    if get_origin(annotation) is list:
+        (annotation,) = get_args(annotation)
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _nested(value: Any) -> bool:

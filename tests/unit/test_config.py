@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def test_every_shipped_pipeline_loads_and_survives_being_printed(path: Path) -> 
     loaded = config.load(path)
     again = config.parse(tomllib.loads(config.dumps(loaded)), "printed")
     assert again == loaded
+
+
+def test_the_printed_pipeline_names_the_choices_of_every_key_that_has_them() -> None:
+    text = config.dumps(parse())
+    for section in config.Pipeline.model_fields:
+        for key, info in type(getattr(parse(), section)).model_fields.items():
+            choices = re.findall(r"'(\w+)'", str(info.annotation)) if "Literal" in str(info.annotation) else []
+            if choices and not str(info.annotation).startswith("dict"):
+                assert re.search(rf"One of: {', '.join(choices)}\.\n(# )?{key} ", text), f"{section}.{key}"
+    assert "One of: tensorboard, wandb, trackio.\nto = []" in text
+    assert text.count("One of: ") > 15
 
 
 def test_there_are_pipelines() -> None:
