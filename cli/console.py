@@ -142,7 +142,8 @@ def plain_progress() -> Any:
                 self._bar.stop()
             spent = time.monotonic() - self._start
             tokens = f", {self._tokens:,} tokens, {self._tokens / max(spent, 1e-9):,.0f} tok/s" if self._tokens else ""
-            sys.stderr.write(f"{self._stage}: {self._rows} of {self._total} rows{tokens}, {spent:.1f} s\n")
+            rows = f"{self._rows} of {self._total} rows" if self._total > 1 else "done"  # a stage that counts no rows
+            sys.stderr.write(f"{self._stage}: {rows}{tokens}, {spent:.1f} s\n")
 
         def note(self, message: str) -> None:
             sys.stderr.write(f"{message}\n")

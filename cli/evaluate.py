@@ -121,25 +121,25 @@ def _source(
     """(configuration, run or output directory, policy, its step)."""
     from tseeds import config as configuration
     from tseeds import pipeline as chain
-    from tseeds.artifacts.policy import is_policy
     from tseeds.artifacts.rundir import open_run
     from tseeds.errors import UserError
-    from tseeds_cli.options import explicit
+    from tseeds_cli.options import explicit, kept_policy, without_run
 
     if run is None:
         pipeline = explicit(config, sets, policy=policy, out=out)
         assert policy is not None
         assert out is not None
         return pipeline, out, policy, iteration or 0
+    without_run(run, config=config, policy=policy, out=out)
     where = open_run(run)
     step = where.finished() if iteration is None else iteration
     if not 0 <= step <= where.finished():
         raise UserError(f"--iteration {step}: the run has policies of steps 0 to {where.finished()}")
-    model = where.policy(step)
-    if not is_policy(model) and is_policy(where.snapshot(step)):
-        model = where.snapshot(step)
-    if not is_policy(model):
-        raise UserError(f"{model}: retention removed the policy of step {step}; choose a snapshot's step or the newest")
+    model = kept_policy(where, step)
+    if model is None:
+        raise UserError(
+            f"{where.policy(step)}: retention removed the policy of step {step}; choose a snapshot's step or the newest"
+        )
     pipeline = chain.config_at(configuration.load(where.pipeline, sets or ()), chain.read_record(where), step)
     return pipeline, where, model, step
 

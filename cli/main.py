@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 import typer
@@ -75,6 +76,18 @@ class Commands(TyperGroup):
             command = typer.main.get_command(single)
         command.name = cmd_name
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """(name, command, its arguments).
+
+        Raises:
+            UserError: no command has this name; the nearest one is named.
+        """
+        name, names = args[0], self.list_commands(ctx)
+        if name not in names and not name.startswith("-"):
+            near = get_close_matches(name, names, n=1)
+            raise UserError(f"no command {name}; {f'did you mean {near[0]}?' if near else 'tseeds --help lists them'}")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help screen."""

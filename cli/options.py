@@ -23,14 +23,17 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 
 
-def from_run(run: Path, stage: str, iteration: int | None, sets: list[str] | None) -> tuple[Pipeline, RunDir, Step]:
-    """Configuration, run and the step of ``stage`` in an iteration of a run directory."""
+def from_run(
+    run: Path, stage: str, iteration: int | None, sets: list[str] | None, **files: object
+) -> tuple[Pipeline, RunDir, Step]:
+    """Configuration, run and the step of ``stage`` in an iteration of a run directory; see ``without_run`` for ``files``."""
     from tseeds import config as configuration
     from tseeds import pipeline
     from tseeds.artifacts.rundir import open_run
     from tseeds.errors import UserError
     from tseeds.history import History
 
+    without_run(run, **files)
     where = open_run(run)
     number = iteration if iteration is not None else where.finished() + 1
     if not 0 <= number <= where.finished() + 1:
@@ -47,6 +50,26 @@ def from_run(run: Path, stage: str, iteration: int | None, sets: list[str] | Non
         if stage == step.module.STAGE:
             return config, where, step
     raise UserError(f"{run}: iteration {number} has no stage {stage} under its pipeline")
+
+
+def without_run(run: Path, **files: object) -> None:
+    """Check that no option for explicit files was given beside a run.
+
+    Raises:
+        UserError: naming the first that was.
+    """
+    from tseeds.errors import UserError
+
+    for name, value in files.items():
+        if value is not None:
+            raise UserError(f"--{name} goes without a run directory: leave out either it or {run}")
+
+
+def kept_policy(run: RunDir, step: int) -> Path | None:
+    """The policy of ``step``, or its snapshot where retention removed the one in its iteration; None where both are gone."""
+    from tseeds.artifacts.policy import is_policy
+
+    return next((place for place in (run.policy(step), run.snapshot(step)) if is_policy(place)), None)
 
 
 def explicit(config: Path | None, sets: list[str] | None, **paths: Path | None) -> Pipeline:

@@ -29,7 +29,7 @@ def problems(
     from tseeds_cli.options import explicit, from_run
 
     if run is not None:
-        pipeline, where, step = from_run(run, stage.STAGE, 0, sets)
+        pipeline, where, step = from_run(run, stage.STAGE, 0, sets, config=config, policy=policy, out=out)
         run_stage(pipeline, step, as_json=as_json, run=where.root)
         target: Path = step.out
     else:

@@ -43,7 +43,19 @@ def rollout(
     from tseeds_cli.options import explicit, from_run
 
     if run is not None:
-        pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)
+        pipeline, where, step = from_run(
+            run,
+            stage.STAGE,
+            iteration,
+            sets,
+            config=config,
+            policy=policy,
+            problems=problems,
+            seeds=seeds,
+            snapshot=snapshot,
+            curriculum=curriculum,
+            out=out,
+        )
         run_stage(pipeline, step, as_json=as_json, run=where.root)
         return
     pipeline = explicit(config, sets, policy=policy, problems=problems, out=out)

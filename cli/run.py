@@ -29,6 +29,7 @@ def run(
     from tseeds import config as configuration
     from tseeds import pipeline as chain
     from tseeds.artifacts.rundir import RunDir, open_run
+    from tseeds.errors import UserError
 
     assignments = [*(sets or ()), *([f"run.iterations={iterations}"] if iterations is not None else [])]
     if pipeline.is_dir():
@@ -36,6 +37,8 @@ def run(
         source = open_run(pipeline).pipeline
     else:
         root, source = run or Path("runs") / pipeline.stem, pipeline
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root}: a file; name a directory for the run (--run NEW)")
     config = configuration.load(source, assignments)
     where = RunDir(root)
     if dry_run:

@@ -27,7 +27,9 @@ def score(
     from tseeds_cli.options import explicit, from_run
 
     if run is not None:
-        pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)
+        pipeline, where, step = from_run(
+            run, stage.STAGE, iteration, sets, config=config, rollouts=rollouts, problems=problems, out=out
+        )
         run_stage(pipeline, step, as_json=as_json, run=where.root)
         return
     pipeline = explicit(config, sets, rollouts=rollouts, problems=problems, out=out)

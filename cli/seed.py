@@ -39,7 +39,17 @@ def seed(
     from tseeds_cli.options import explicit, from_run
 
     if run is not None:
-        pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)
+        pipeline, where, step = from_run(
+            run,
+            stage.STAGE,
+            iteration,
+            sets,
+            config=config,
+            problems=problems,
+            snapshot=snapshot,
+            curriculum=curriculum,
+            out=out,
+        )
         run_stage(pipeline, step, as_json=as_json, run=where.root)
         return
     pipeline = explicit(config, sets, problems=problems, out=out)

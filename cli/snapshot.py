@@ -24,9 +24,10 @@ def snapshot(
     from tseeds.artifacts.rundir import open_run
     from tseeds.pipeline import Step
     from tseeds_cli.console import run_stage
-    from tseeds_cli.options import explicit
+    from tseeds_cli.options import explicit, without_run
 
     if run is not None:
+        without_run(run, config=config)
         where = open_run(run)
         pipeline = configuration.load(where.pipeline, sets or ())
         number = where.finished() if step is None else step

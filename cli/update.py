@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from tseeds_cli.options import ConfigOption, Iteration, JsonOption, OutOption, PolicyOption, RunArgument, SetOption
 
 if TYPE_CHECKING:
+    from tseeds.artifacts.rundir import RunDir
     from tseeds.config import Pipeline
     from tseeds.update import Inputs
 
@@ -62,9 +64,12 @@ def update(
             from tseeds.artifacts.rundir import open_run
 
             iteration = open_run(run).finished()
-        pipeline, where, step = from_run(run, stage.STAGE, iteration, sets)
+        pipeline, where, step = from_run(
+            run, stage.STAGE, iteration, sets, config=config, policy=policy, state=state, rollouts=rollouts, scores=scores,
+            reference=reference, out=out,
+        )  # fmt: skip
         if dry_run_gradient:
-            _compare(pipeline, step.inputs, modes, at, as_json=as_json)
+            _compare(pipeline, replace(step.inputs, policy=_sampler(where, step.iteration)), modes, at, as_json=as_json)
             return
         run_stage(pipeline, step, as_json=as_json, run=where.root)
         return
@@ -79,6 +84,25 @@ def update(
         return
     assert out is not None
     run_stage(pipeline, Step(stage, inputs, out, inputs.iteration), as_json=as_json)
+
+
+def _sampler(run: RunDir, iteration: int) -> Path:
+    """The policy that sampled an iteration's rows.
+
+    Raises:
+        UserError: retention removed it; the iterations of which it is there are named.
+    """
+    from tseeds.errors import UserError
+    from tseeds_cli.options import kept_policy
+
+    policy = kept_policy(run, iteration - 1)
+    if policy is None:
+        kept = [i for i in range(1, run.finished() + 1) if kept_policy(run, i - 1)]
+        raise UserError(
+            f"{run.root}: retention removed the policy that sampled iteration {iteration}; it is kept for iterations "
+            f"{', '.join(map(str, kept))} (snapshot.every and snapshot.keep_states_every keep more)"
+        )
+    return policy
 
 
 _TITLES = {

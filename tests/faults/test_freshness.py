@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -233,6 +234,31 @@ def test_fewer_iterations_than_are_finished_are_no_change(toy: Path, forked: For
         assert "changed" not in done["error"]
         assert "going on" not in done["error"].replace("goes on", "")
     assert (uninterrupted / "run.json").read_bytes() == before
+
+
+def test_run_and_status_name_one_disk_use(forked: Forked, uninterrupted: Path) -> None:
+    found = [
+        re.findall(r"^  disk[ :]+([\d.]+ MB)", forked.tseeds(command, uninterrupted)["error"], re.MULTILINE)
+        for command in ("run", "status")
+    ]
+    assert found[0] == found[1] != []
+
+
+def test_gradients_are_compared_at_a_snapshot_where_retention_took_the_policy(
+    toy: Path, forked: Forked, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kept = {"every": 2, "keep_states": 1}
+    assert forked.run(loop_config(toy, run={"iterations": 4}, snapshot=kept, evaluate={"every": 0}), run)["status"] == 0
+    look = ["--dry-run-gradient", "--modes", "clip,mask"]
+    done = forked.tseeds("update", run, "--iteration", "3", *look, "--at", str(run / "iterations/000004/update/policy"))
+    assert done["status"] == 0, done["error"]
+    assert "one optimizer step over all rows" in done["error"]
+    gone = forked.tseeds("update", run, "--iteration", "2", *look)
+    assert gone["status"] == 2
+    assert (
+        "removed the policy that sampled iteration 2; it is kept for iterations 1, 3 (snapshot.every" in gone["error"]
+    )
 
 
 def test_a_schedule_that_ends_with_the_run_says_how_it_stays(toy: Path, forked: Forked, tmp_path: Path) -> None:
