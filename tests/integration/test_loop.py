@@ -128,7 +128,7 @@ def test_the_policy_moves(run: Path) -> None:
 def test_a_second_run_does_nothing(toy: Path, run: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*.parquet")}
     done = tseeds(*run_args(toy, run))
-    assert "going on after iteration 3" in done.stderr
+    assert "all 3 iterations are finished, nothing left to do" in done.stderr
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*.parquet")} == before
 
 
