@@ -177,26 +177,21 @@ def inspect(history: History, step: Step) -> Report:
     return Report(step, "stale", reasons, manifest.wall_s)
 
 
-_FILES = (
-    ("snapshot", "input policy ", "policy.path"),
-    ("problems", "input data ", "problems.path"),
-    ("problems", "input benchmark ", "evaluate.benchmarks"),
-    ("problems", "problems.benchmark ", "evaluate.benchmarks"),
-    ("evaluate", "input benchmark ", "evaluate.benchmarks"),
-)
-"""Stage, beginning of a difference, key of the pipeline whose files make that difference."""
+_FILES = {
+    "input data ": "problems.path",
+    "input benchmark ": "evaluate.benchmarks",
+    "problems.benchmark ": "evaluate.benchmarks",
+    "input verifier ": "the verifier",
+}
+"""Beginning of a difference: what the pipeline calls the files that make it."""
 
 
 def _in_words(step: Step, difference: str) -> str:
-    """A difference of identities, by the pipeline's key where the artifact knows its input by another name."""
-    for stage, beginning, key in _FILES:
-        if (
-            stage == step.module.STAGE
-            and difference.startswith(beginning)
-            and (stage != "snapshot" or not step.iteration)
-        ):
-            return f"files of {key} changed"
-    return difference
+    """A difference of identities in the words of the pipeline, where the artifact has others for its inputs."""
+    names = {**_FILES, "input policy ": "policy.path"} if step.name == "snapshot" else _FILES
+    return next(
+        (f"files of {name} changed" for begin, name in names.items() if difference.startswith(begin)), difference
+    )
 
 
 def execute(history: History | Pipeline, step: Step, context: Context) -> tuple[store.Manifest, bool]:

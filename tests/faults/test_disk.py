@@ -19,6 +19,7 @@ from toy_loop import loop_config
 
 from tseeds.artifacts import store
 from tseeds.artifacts.store import Identity
+from tseeds.engines.policies import describe
 from tseeds.errors import StageFailed, UserError
 from tseeds.verify import check
 
@@ -121,7 +122,7 @@ def test_the_loop_says_that_its_disk_is_full_and_goes_on_when_it_is_not(
     ("file", "size", "why"),
     [
         ("model.safetensors", 1000, "policy/model.safetensors: damaged safetensors file (header longer than the file)"),
-        ("tokenizer.json", 100, "policy/tokenizer.json: not a tokenizer (Expecting property name"),
+        ("tokenizer.json", 100, "policy/tokenizer.json: not readable JSON (Expecting property name"),
         ("tokenizer.json", None, "policy: its tokenizer does not load: it has no tokenizer.json"),
     ],
 )
@@ -142,6 +143,14 @@ def test_a_policy_that_does_not_load_is_never_committed(
     assert not (tmp_path / "run" / "snapshots" / "step-000000").exists()
     shutil.copy(toy / "policy" / file, policy / file)
     assert forked.run(config, tmp_path / "run")["status"] == 0
+
+
+def test_a_tokenizer_that_is_cut_short_is_named_without_its_configuration_too(toy: Path, tmp_path: Path) -> None:
+    policy = shutil.copytree(toy / "policy", tmp_path / "policy")
+    (policy / "tokenizer_config.json").unlink()
+    os.truncate(policy / "tokenizer.json", 100)
+    with pytest.raises(UserError, match=r"policy/tokenizer.json: not a tokenizer \(.*copy the model again"):
+        describe(policy)
 
 
 def flip(file: Path) -> None:

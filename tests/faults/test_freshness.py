@@ -222,6 +222,23 @@ def test_files_that_changed_are_called_by_the_key_that_names_them(toy: Path, for
     )
 
 
+def test_another_verifier_under_the_same_name_is_refused(toy: Path, forked: Forked, tmp_path: Path) -> None:
+    verifier, run = tmp_path / "verifier.py", tmp_path / "run"
+    verifier.write_text("def verify(gold, response):\n    return len(response) > 9\n")
+    task = {"task": f"python:{verifier}:verify"}
+    config = loop_config(toy, run={"iterations": 1}, problems=task, evaluate={"every": 0})
+    done = forked.run(config, run)
+    assert done["status"] == 0, done["error"]
+    verifier.write_text("def verify(gold, response):\n    return len(response) > 5\n")
+    for command in ([], ["--accept"]):
+        done = forked.tseeds("run", run, *command)
+        assert done["status"] == 4
+        assert (
+            "files of the verifier changed: makes 1 committed stage stale (score; from iteration 1 on)" in done["error"]
+        )
+        assert "Cannot be accepted, for committed stages build on it: files of the verifier changed. " in done["error"]
+
+
 def test_fewer_iterations_than_are_finished_are_no_change(toy: Path, forked: Forked, uninterrupted: Path) -> None:
     before = (uninterrupted / "run.json").read_bytes()
     for more in (["--iterations", "1"], []):
