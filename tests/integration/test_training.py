@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import logging
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -580,3 +581,12 @@ def test_weights_that_are_no_longer_finite_are_not_saved(tmp_path, policy):
     with pytest.raises(StageFailed, match=r"1 of \d+ tensors are no longer finite.*lower update.learning_rate"):
         t.save(tmp_path / "policy", tmp_path / "state")
     assert not (tmp_path / "policy").exists()
+
+
+def test_a_policy_cut_short_is_one_line(tmp_path, policy):
+    cut = tmp_path / "cut"
+    shutil.copytree(policy, cut)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"/cut: not a causal language model that transformers can load"):
+        load_policy(cut, dtype="float32")

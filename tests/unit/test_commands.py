@@ -68,7 +68,7 @@ def test_a_run_cannot_be_a_file(extra: list[str], tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = r"file/a: nothing can be written here \(Not a directory\); choose another place"
+    said = r"file/a: cannot write here \(Not a directory\); choose another place"
     with pytest.raises(UserError, match=said) as caught, disk.refusals(tmp_path / "file" / "a"):
         (tmp_path / "file" / "a").mkdir(parents=True)
     assert caught.value.exit_code == 2

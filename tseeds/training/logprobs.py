@@ -276,7 +276,7 @@ def load_model(policy: Path, *, dtype: str, trust_remote_code: bool = False, pac
             trust_remote_code=trust_remote_code,
             attn_implementation=ATTENTION if packed else "sdpa",
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         line = str(error).strip().splitlines()[0]
         raise UserError(f"{policy}: not a causal language model that transformers can load: {line}") from None
     if rounded:
