@@ -23,7 +23,7 @@ ENOUGH = 5
 """Seeds that a verdict needs."""
 MIXING = (
     "prefix_weight", "prefix_coef", "prefix_top_entropy", "prefix_cap", "advantage", "aggregation", "eps_high",
-    "dual_clip", "ratio", "drop_degenerate", "kl_coef", "kl_reference", "entropy_coef",
+    "dual_clip", "ratio", "drop_degenerate", "kl_coef", "kl_reference", "kl_sampler", "entropy_coef",
 )  # fmt: skip
 """Keys of [update] in which arms may differ, beside all of [seed]."""
 SENSITIVE = ("run.iterations", "update.learning_rate", "update.minibatches", "snapshot.every")

@@ -373,8 +373,10 @@ class UpdateConfig(Section):
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of the KL term; 0 computes none."""
     kl_reference: Literal["base", "snapshot"] = "base"
-    """base: k3 estimate to the step-0 policy; snapshot: exact forward KL over the vocabulary to one snapshot per iteration,
-    drawn by the seed sampler (the trust-region control)."""
+    """base: k3 estimate to the step-0 policy; snapshot: exact forward KL over the vocabulary to one snapshot per iteration (the
+    trust-region control)."""
+    kl_sampler: Literal["uniform", "recent", "fixed_lag", "oldest", "spread"] = "uniform"
+    """Which snapshot kl_reference = "snapshot" takes: as seed.sampler, with seed.tau and seed.lag."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus."""
     overlong: Literal["keep", "mask", "penalty"] = "keep"

@@ -153,7 +153,11 @@ def _reference(config: Pipeline, run: RunDir, iteration: int, pool: list[int]) -
         return None
     if config.update.kl_reference == "base":
         return run.snapshot(0)
-    draw = schedule.rng_seed(config.run.seed, "kl-reference", iteration)
+    if config.update.kl_sampler != "uniform":
+        sampler = config.seed.model_copy(update={"sampler": config.update.kl_sampler, "snapshots_per_iteration": 1})
+        (step,) = schedule.draw_snapshots(sampler, pool, run_seed=config.run.seed, iteration=iteration)
+        return run.snapshot(step)
+    draw = schedule.rng_seed(config.run.seed, "kl-reference", iteration)  # not the draw of the seeds
     return run.snapshot(pool[draw % len(pool)])
 
 

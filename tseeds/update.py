@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STAGE = "update"
 VERSION = 1
-_NEUTRAL = {"processes", "threads"}
+_NEUTRAL = {"processes", "threads", "kl_sampler"}  # the snapshot that kl_sampler takes is an input
 
 
 @dataclass(frozen=True)

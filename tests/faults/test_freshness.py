@@ -123,7 +123,8 @@ def test_no_value_is_forgotten(toy: Path, uninterrupted: Path) -> None:
     """A new field must be in some stage's key, or be named here as one that decides no bytes."""
     manifests = [store.require(p.parent, "x") for p in uninterrupted.rglob("manifest.json")]
     in_keys = {key for m in manifests for key in m.identity.config}
-    chooses = {"snapshot.every", "evaluate.benchmarks", "problems.path"}  # which inputs; their digests are in the keys
+    # which inputs; their digests are in the keys
+    chooses = {"snapshot.every", "evaluate.benchmarks", "problems.path", "update.kl_sampler"}
     refused = {"rollout.top_p", "rollout.top_k"}
     estimates = {"policy.architecture"}  # read by validate --estimate alone
     for key in configuration.flatten(configuration.parse(loop_config(toy))):

@@ -182,3 +182,20 @@ def test_verify_looks_at_mixed_inference_too(task: Path, tmp_path: Path) -> None
         checked + 1,
         [f"{stray}: no manifest; it was never committed, or its manifest is lost"],
     )
+
+
+def test_the_kl_terms_snapshot_is_the_one_that_its_own_sampler_takes(task: Path, tmp_path: Path) -> None:
+    run, pool = RunDir(tmp_path / "run"), list(range(0, 101, 5))
+
+    def taken(**update: Any) -> list[int]:
+        update = {"kl_coef": 0.1, "kl_reference": "snapshot", **update}
+        config = small(task, update=update, seed={"sampler": "current", "lag": 20, "tau": 5.0})
+        found = [pipeline._reference(config, run, 101 + k, pool) for k in range(200)]
+        return [int(path.name.removeprefix("step-")) for path in found if path is not None]
+
+    assert set(taken()) == set(pool)  # uniform, whoever writes the seeds
+    assert set(taken(kl_sampler="oldest")) == {0}
+    assert set(taken(kl_sampler="fixed_lag")) == {80, 85, 90, 95, 100}
+    recent = taken(kl_sampler="recent")
+    assert sum(step >= 90 for step in recent) / len(recent) == pytest.approx(1 - math.exp(-3), abs=0.06)
+    assert taken(kl_coef=0.0) == []

@@ -172,7 +172,7 @@ def test_the_arms_differ_in_their_mixing_alone() -> None:
     """Same task, policy, sampling, optimizer, minibatches and evaluation in every arm."""
     mixing = {
         "prefix_weight", "prefix_coef", "prefix_top_entropy", "prefix_cap", "advantage", "aggregation", "eps_high",
-        "dual_clip", "ratio", "drop_degenerate", "kl_coef", "kl_reference", "entropy_coef",
+        "dual_clip", "ratio", "drop_degenerate", "kl_coef", "kl_reference", "kl_sampler", "entropy_coef",
     }  # fmt: skip
     arms = [p for p in PIPELINES if p.parent.name == "arms"]
     assert len(arms) >= 14

@@ -177,10 +177,10 @@ def test_a_step_stuck_in_native_code_ends_the_process_with_the_line(capsys: pyte
 
 
 def test_progress_keeps_a_slow_engine_alive() -> None:
-    guard = watch.Watch(0.3, end=lambda code: pytest.fail("ended the process"))
+    guard = watch.Watch(1.0, end=lambda code: pytest.fail("ended the process"))
     guard.begin()
-    for _ in range(6):
+    for _ in range(6):  # longer than the limit in all
         with guard.step():
-            time.sleep(0.1)
+            time.sleep(0.25)
             guard.progress()
     guard.close()
