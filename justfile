@@ -53,5 +53,6 @@ claims *ARGS:
     tseeds compare pipelines/{arms,sensitivity}/*.toml --out runs/claims --records docs/claims/records.jsonl {{ARGS}}
     @test -d toy-arithmetic/policy || tseeds toy toy-arithmetic --task arithmetic
     tseeds compare pipelines/arms/{on-policy,seeds,kl-snapshots,seeds-kl}.toml --out runs/arithmetic --records docs/claims/records.jsonl --set policy.path=toy-arithmetic/policy --set problems.path=toy-arithmetic/train.jsonl --set problems.task=math --set update.learning_rate=5e-5 --set 'evaluate.benchmarks=[{name="arithmetic",path="toy-arithmetic/test.jsonl"}]' {{ARGS}}
+    @test ! -d models/words || tseeds compare pipelines/words/{seeds,on-policy}.toml --out runs/words --records docs/claims/records.jsonl {{ARGS}} --seeds 2
     @test ! -d runs/claims/on-policy/seed-000 || tseeds evaluate runs/claims/on-policy/seed-000 --mixed --lengths 2,4,6,9
     python benchmarks/claims.py --mixed runs/claims/on-policy/seed-000

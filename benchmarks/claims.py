@@ -56,7 +56,15 @@ FACTORS: dict[str, dict[str, str]] = {
     },
     "iterations at 5e-5, on-policy": {"120": "on-policy-lr-5e-5", "240": "on-policy-lr-5e-5-long"},
     "iterations at 5e-5, with seeds": {"120": "seeds-lr-5e-5", "240": "seeds-lr-5e-5-long"},
+    "KL to a snapshot at 5e-5, 240 iterations": {
+        "none": "on-policy-lr-5e-5-long", "0.01": "kl-snapshots-weak-lr-5e-5-long", "0.03": "kl-snapshots-lr-5e-5-long",
+    },
     "iterations at 5e-5, KL 0.03": {"120": "kl-snapshots-lr-5e-5", "240": "kl-snapshots-lr-5e-5-long"},
+    "seeded share at 5e-5, 240 iterations": {
+        "0": "on-policy-lr-5e-5-long", "0.25": "seeds-quarter-lr-5e-5-long", "0.5": "seeds-lr-5e-5-long",
+        "0.5, falling to 0": "seeds-annealed-lr-5e-5-long",
+        "0.5 by the current policy, temperature 1.3": "hot-current-lr-5e-5-long",
+    },
     "weight of seed tokens": {
         "clip": "seeds", "clip, no dual clip": "seeds-no-dual-clip", "clip on the seed alone": "seeds-clip-only",
         "clip on the fifth of highest entropy": "seeds-entropy", "mask": "seeds-mask", "decoupled": "seeds-decoupled",
@@ -179,20 +187,21 @@ CLAIMS = (
     ),
     Claim(
         "The recommended pipeline has both, pass@1 and reach",
-        "Ours: seeds at learning rate 5e-5 (`pipelines/thinking-seeds.toml`) against the arms without them at that rate.",
+        "Ours: a quarter of each group seeded, learning rate 5e-5, 240 iterations (`pipelines/thinking-seeds.toml`) against the "
+        "arms without snapshots as writers of that rate and length.",
         tuple(
-            Check(m, "seeds-lr-5e-5", f"{o}-lr-5e-5")
-            for o in ("on-policy", "kl-snapshots")
+            Check(m, "seeds-quarter-lr-5e-5-long", f"{o}-lr-5e-5-long")
+            for o in ("on-policy", "kl-snapshots-weak", "kl-snapshots", "hot-current")
             for m in ("pass@1", "pass@16", "pass@64")
         ),
         "frontier",
     ),
     Claim(
         "Training longer, seeds keep what on-policy training loses",
-        "Ours: the same three arms after 240 iterations instead of 120.",
+        "Ours: half of each group seeded, at learning rate 5e-5, after 240 iterations instead of 120.",
         tuple(
             Check(m, "seeds-lr-5e-5-long", f"{o}-lr-5e-5-long")
-            for o in ("on-policy", "kl-snapshots")
+            for o in ("on-policy", "kl-snapshots", "hot-current")
             for m in ("pass@1", "pass@16", "pass@64")
         ),
         "frontier",
