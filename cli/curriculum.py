@@ -47,9 +47,12 @@ def curriculum(
 
 def summary(artifact: Path, config: CurriculumConfig) -> str:
     """How many problems have which pass rate, and how many the pipeline's filter keeps."""
+    import math
+
     from tseeds.artifacts.store import read_table, require
 
-    rates = read_table(require(artifact, "pass rates"))["pass_rate"].to_pylist()
+    table = read_table(require(artifact, "pass rates"))
+    rates = table["pass_rate"].to_pylist()
     shares = {
         "0": sum(r <= 0 for r in rates),
         "up to 1/4": sum(0 < r <= 0.25 for r in rates),
@@ -57,7 +60,8 @@ def summary(artifact: Path, config: CurriculumConfig) -> str:
         "below 1": sum(0.75 < r < 1 for r in rates),
         "1": sum(r >= 1 for r in rates),
     }
-    kept = sum(config.lo <= r <= config.hi for r in rates)
+    measured = table["rewards"].to_pylist()
+    kept = sum(config.lo <= min(max(math.fsum(r), 0.0), len(r)) / len(r) <= config.hi for r in measured)
     return (
         f"mean pass rate {sum(rates) / max(1, len(rates)):.3f}; problems by pass rate: "
         + ", ".join(f"{count} {name}" for name, count in shares.items())

@@ -137,7 +137,7 @@ def _trajectories(path: Path, records: list[dict[str, Any]], columns: list[str])
         head.append(f"  problem {record['problem_id']}  policy step {record.get('policy_step')}", style="dim")
         if stop > start:
             head.append(
-                f"  {record['position']} [{start}, {stop}) by the snapshot of step {record.get('snapshot_step')}",
+                f"  {record.get('position') or 'prefix'} [{start}, {stop}) by the snapshot of step {record.get('snapshot_step')}",
                 style="magenta",
             )
         head.append(f"  {len(record['response_ids'])} tokens, {record['finish_reason']}", style="dim")

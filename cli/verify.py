@@ -25,7 +25,7 @@ def verify(
     import json
     from dataclasses import asdict
 
-    from tseeds.verify import check, check_logprobs
+    from tseeds.verify import check, check_logprobs, remakable
 
     artifacts, damages = check(path)
     rescored = None
@@ -51,8 +51,11 @@ def verify(
         elif logprobs:
             typer.echo("log-probs were not recomputed: mend the damages first")
         if damages:
-            typer.echo(
-                "Mend: restore the file from a backup, or delete its artifact directory and run again to remake it."
-            )
+            typer.echo("Mend: restore the files from a backup.")
+            can, cannot = remakable(path, damages)
+            for place in can:
+                typer.echo(f"  or delete {place} and run again, which remakes it")
+            for place in cannot:
+                typer.echo(f"  {place} cannot be remade: retention removed what it was made from; leave it where it is")
     if damages:
         raise typer.Exit(1)

@@ -36,6 +36,7 @@ from tseeds.artifacts.lock import locked
 from tseeds.artifacts.rundir import RunDir, digest_of
 from tseeds.config import Pipeline
 from tseeds.errors import Interrupted, Locked, StageFailed, UserError
+from tseeds.score import grading
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,11 @@ class Job:
         kept = {k: v for k, v in configuration.flatten(self.config).items() if _matters(k)}
         kept["policy.digest"] = digest_of(Path(self.config.policy.path))
         kept["problems.digest"] = _data_digest(self.config.problems.path)
+        for guard in self.config.problems.benchmarks:
+            kept[f"problems.benchmark {guard.name}"] = _data_digest(guard.path)
+        for task in {self.config.problems.task, *(b.task for b in self.config.evaluate.benchmarks if b.task)}:
+            for what, verifier in grading(self.config, task)[1].items():
+                kept[f"{what} {task}"] = verifier
         for benchmark in self.config.evaluate.benchmarks:
             dump = benchmark.model_dump(mode="json", exclude={"path"})
             kept[f"evaluate.benchmark {benchmark.name}"] = dump | {"digest": _data_digest(benchmark.path)}
@@ -121,7 +127,7 @@ def jobs(pipelines: Sequence[Path], seeds: Iterable[int], sets: Sequence[str] = 
     """
     arms = {path.stem: path for path in pipelines}
     if len(arms) < len(pipelines):
-        twice = next(p.stem for p in pipelines if arms[p.stem] != p)
+        twice = next(p.stem for k, p in enumerate(pipelines) if p.stem in {q.stem for q in pipelines[:k]})
         raise UserError(f"two pipelines are called {twice}; an arm takes its name from its file")
     found = [
         Job(arm, seed, configuration.load(arms[arm], [*sets, f"run.seed={seed}"])) for seed, arm in product(seeds, arms)
@@ -369,7 +375,12 @@ def record(job: Job, run: RunDir, *, wall_s: float | None = None, cpu_s: float |
         found = (store.read_manifest(run.stage(i, stage)) for stage in ("seed", "rollout"))
         sampled += sum(int(m.facts.get("sampled_tokens", 0)) for m in found if m is not None)
     evaluations: dict[str, dict[str, Any]] = {}
-    for folder in sorted((run.root / "evaluations").glob("*/*")):
+    order = {
+        b.name: k for k, b in enumerate(job.config.evaluate.benchmarks)
+    }  # ``final`` takes the first one configured
+    for folder in sorted(
+        (run.root / "evaluations").glob("*/*"), key=lambda f: (f.parent.name, order.get(f.name, len(order)), f.name)
+    ):
         manifest = store.read_manifest(folder)
         if manifest is not None:
             summary = manifest.facts["summary"]

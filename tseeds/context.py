@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest, model_directory
+from tseeds.artifacts.policy import TOKENIZER_FILES, file_digest, model_directory, policy_files
 from tseeds.config import Pipeline
 from tseeds.errors import Interrupted, UserError, first_line
 
@@ -51,6 +51,7 @@ class Context:
         self._stack = ExitStack()
         self._engine: Engine | None = None
         self._graders: dict[str, Grader] = {}
+        self._verifiers: dict[str, dict[str, str]] = {}
         self._tokenizers: dict[tuple[tuple[str, str], ...], Any] = {}
 
     def __enter__(self) -> Context:
@@ -104,6 +105,7 @@ class Context:
         """
         from tseeds.grading import Grader, GradingOptions
         from tseeds.grading.extract import opening
+        from tseeds.score import grading
 
         def answer(task: str, gold: str, prompt: str, text: str) -> tuple[str, str]:
             if task.startswith("python:"):
@@ -113,6 +115,10 @@ class Context:
 
         grades: list[Grade | None] = [None] * len(items)
         for task in dict.fromkeys(item[0] for item in items):
+            digests = grading(self.config, task)[1]
+            if task in self._graders and self._verifiers.get(task) != digests:
+                self._graders.pop(task).close()  # the verifier's file was edited since
+            self._verifiers[task] = digests
             if task not in self._graders:
                 options = GradingOptions(task=task, **self.config.score.model_dump())
                 pool = None
@@ -129,6 +135,8 @@ class Context:
 
     def tokenizer(self, policy: Path) -> Any:
         """The policy's tokenizer, loaded once for all policies that share its files (every iteration makes a new one)."""
+        if not Path(policy).is_dir():
+            policy_files(policy)  # says why
         policy = model_directory(policy)
         files = [policy / name for name in (*TOKENIZER_FILES, "config.json")]
         mark = tuple((f.name, file_digest(f)) for f in files if f.is_file())

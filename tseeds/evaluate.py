@@ -37,6 +37,8 @@ from tseeds.score import grading
 if TYPE_CHECKING:
     import numpy as np
 
+    from tseeds.grading import Grade
+
 log = logging.getLogger(__name__)
 
 STAGE = "evaluate"
@@ -111,6 +113,10 @@ def budget(config: Pipeline) -> int:
     return config.evaluate.max_response_tokens or config.rollout.max_response_tokens
 
 
+_NEUTRAL = {"path", "benchmarks", "contamination_ngram", "contamination_overlap"}
+"""Values of [problems] that do nothing to a benchmark."""
+
+
 def _identity(stage: str, config: Pipeline, policy: Path, step: int, benchmark: str) -> Identity:
     entry = benchmark_config(config, benchmark)
     ingest = problems_config(config, entry)
@@ -127,7 +133,7 @@ def _identity(stage: str, config: Pipeline, policy: Path, step: int, benchmark: 
         "evaluate.greedy": config.evaluate.greedy,
         "evaluate.max_response_tokens": budget(config),
         **conventions,
-        **{f"problems.{k}": v for k, v in ingest.model_dump(mode="json").items() if k != "path"},
+        **{f"problems.{k}": v for k, v in ingest.model_dump(mode="json").items() if k not in _NEUTRAL},
     }
     with _named(benchmark):
         data = sources.digest(entry.path)
@@ -316,13 +322,23 @@ def _graded(
     grades = context.grade([(*asked[r.problem], text) for r, text in zip(rows, texts, strict=True)])
     columns |= {
         "extracted": [g.extracted for g in grades],
-        "canonical": [g.canonical for g in grades],
+        "canonical": [
+            _vote(task, gold, g, t)
+            for (task, gold, _), g, t in zip((asked[r.problem] for r in rows), grades, texts, strict=True)
+        ],
         "verdict": [str(g.verdict) for g in grades],
         "reward": [g.reward for g in grades],
         "text": texts,
         "wall_ms": [g.wall_ms for g in grades],
     }
     return pa.table({name: columns[name] for name in columns_schema.names}, schema=columns_schema)
+
+
+def _vote(task: str, gold: str, grade: Grade, text: str) -> str | None:
+    """What an answer counts as: a correct one as the gold where a task has one right answer, a wrong one as what it says."""
+    if grade.verdict == "correct":
+        return grade.canonical if task == "countdown" else (task.startswith("python:") and grade.canonical) or gold
+    return grade.canonical or grade.extracted or text if grade.verdict == "wrong" else None
 
 
 def _write_metrics(writer: Writer, rows_schema: pa.Schema, run_seed: int) -> None:
@@ -632,7 +648,7 @@ def mixed_cells(rows: pa.Table, *, run_seed: int = 0) -> list[dict[str, Any]]:
     for row in listed:
         groups.setdefault((row["snapshot_step"], row["seed_length"]), []).append(row)
     steps = sorted({s for s, _ in groups if s is not None})
-    if len(steps) > 1:
+    if 1 < len(steps) <= len({row["sample"] for row in listed if row["sample"] >= 0}):  # else some would have no sample
         for length in sorted({length for s, length in groups if s is not None}):
             # sample j comes from snapshot j mod S: as many samples as one cell, each snapshot an equal share
             groups[None, length] = [

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tseeds import config as configuration
 from tseeds import pipeline, retention
 from tseeds.artifacts import disk, store
@@ -40,6 +42,9 @@ def fork(source: RunDir, at: int, target: Path, sets: Sequence[str] = ()) -> Run
     with disk.refusals(target):
         disk.make_directories(target.resolve().parent)
         aside = target.resolve().with_name(f".{target.resolve().name}.forking-{os.getpid()}")
+        for left in aside.parent.glob(f".{target.resolve().name}.forking-*"):
+            if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
+                shutil.rmtree(left, ignore_errors=True)  # of a fork that was killed
         shutil.rmtree(aside, ignore_errors=True)
         try:
             aside.mkdir()

@@ -205,7 +205,7 @@ def execute(history: History | Pipeline, step: Step, context: Context) -> tuple[
         Stale: something else is committed at its place.
     """
     history = history if isinstance(history, History) else History(history)
-    report = _inspect_committed(history, step)
+    report = inspect_committed(history, step)
     if report.state == "fresh":
         manifest = store.read_manifest(step.out)
         assert manifest is not None
@@ -270,15 +270,15 @@ def survey(history: History, run: RunDir, *, upto: int | None = None) -> Iterato
 
 def _reports(history: History, run: RunDir, last: int) -> Iterator[Report]:
     for step in setup_steps(history.at(0), run):
-        yield _inspect_committed(history, step)
+        yield inspect_committed(history, step)
     for i in range(1, last + 1):
-        reports = [_inspect_committed(history, step) for step in iteration_steps(history, run, i)]
+        reports = [inspect_committed(history, step) for step in iteration_steps(history, run, i)]
         yield from reports
         if all(r.state == "missing" for r in reports):
             return  # nothing after the first untouched iteration exists
 
 
-def _inspect_committed(history: History, step: Step) -> Report:
+def inspect_committed(history: History, step: Step) -> Report:
     """inspect, where an input that is gone leaves a committed artifact as it is: what was made from it is here."""
     manifest = store.read_manifest(step.out)
     if manifest is None:
@@ -418,7 +418,7 @@ def adopt(config: Pipeline, run: RunDir, *, accept: bool, listener: Listener | N
         return History(config, record["changes"])
     found = plan(config, run, record)
     if found.fixed or (found.stale and not accept):
-        raise Stale(f"{run.root}: {explain(found.reports)}. {outlook(found, run)}")
+        raise Stale(f"{run.root}: {explain(found.reports, found.changes)}. {outlook(found, run)}")
     if "pipeline" not in record or found.changes or found.history.config != found.old.config:
         write_record(run, {**record, "changes": [*record["changes"], *found.changes]}, found.history.config)
     for change in found.changes:
@@ -454,12 +454,12 @@ def _reasons(reports: Sequence[Report]) -> list[str]:
     return list(dict.fromkeys(reason for r in reports if r.state == "stale" for reason in r.reasons))
 
 
-def explain(found: Sequence[Report]) -> str:
-    """One line: which values changed, which stages that makes stale, and what redoing them would cost."""
+def explain(found: Sequence[Report], changes: Sequence[Change] = ()) -> str:
+    """One line: which values changed (``changes`` where stages only say that other inputs did), which stages that makes stale, and what redoing them would cost."""
     stale = [r for r in found if r.state == "stale"]
     follow = [r for r in found if r.follows]
     reasons = _reasons(stale)
-    named = [r for r in reasons if not r.startswith("input ")] or reasons
+    named = [r for r in reasons if not r.startswith("input ")] or [*map(show, changes), *reasons]
     stages = list(dict.fromkeys(r.step.module.STAGE for r in stale))
     first, cost = stale[0].step.iteration, sum(r.seconds for r in [*stale, *follow])
     also = f" and the {len(follow)} that follow from them" if follow else ""

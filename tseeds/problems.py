@@ -467,6 +467,10 @@ class Prompter:
         """The whole prompt as text, special tokens shown."""
         body = self.config.template.replace("{problem}", problem.problem)
         if self.config.prompt == "plain":
+            if len(problem.messages or []) > 1:
+                raise UserError(
+                    'a conversation of several turns, of which problems.prompt "plain" shows the last; use "chat"'
+                )
             return body + self.config.prefill
         turns = [*(problem.messages or [])[:-1], {"role": "user", "content": body}]
         return self._template(turns) + self.config.prefill
@@ -520,7 +524,8 @@ def _repeated(problems: list[_Problem]) -> dict[bytes, list[_Problem]]:
     """Rows by problem, for problems that occur more than once."""
     groups: dict[bytes, list[_Problem]] = {}
     for problem in problems:
-        groups.setdefault(problem.key, []).append(problem)
+        if not problem.dropped:
+            groups.setdefault(problem.key, []).append(problem)
     return {key: group for key, group in groups.items() if len(group) > 1}
 
 
@@ -540,9 +545,10 @@ def _load(config: ProblemsConfig, findings: Findings) -> tuple[list[_Problem], i
             findings.unusable(file, number, error.reason, str(error))
             continue
         pair = hashlib.sha256(problem.key + _squeeze(problem.gold).encode()).digest()
-        if pair in seen:
-            findings.found("duplicate", problem, "the same problem and gold again")
-        seen.add(pair)
+        if not (_damage(problem.problem) or _damage(problem.gold)):  # a damaged row goes, its sound copy stays
+            if pair in seen:
+                findings.found("duplicate", problem, "the same problem and gold again")
+            seen.add(pair)
         if problem.dropped:
             continue
         partial = _partial_gold(problem, row)
@@ -707,6 +713,10 @@ def _guards(config: Pipeline) -> list[BenchmarkConfig]:
 def identity(config: Pipeline, inputs: Inputs) -> Identity:
     """What decides the problems: the data's digests, how it is read and prompted, and the tokenizer's files."""
     values = config.problems.model_dump(mode="json", exclude={"path", "benchmarks"})
+    plain = type(config.score)().model_dump(mode="json")  # so that golds are compared, where it is not the default
+    values |= {
+        f"score.{k}": v for k, v in config.score.model_dump(mode="json").items() if k != "workers" and v != plain[k]
+    }
     digests = sources.digests(config.problems.path)
     for n, benchmark in enumerate(_guards(config)):
         digests |= {f"benchmark {n} {name}": digest for name, digest in sources.digests(benchmark.path).items()}
@@ -716,7 +726,8 @@ def identity(config: Pipeline, inputs: Inputs) -> Identity:
         for name in TOKENIZER_FILES
         if (inputs.policy / name).is_file()
     }
-    return Identity(STAGE, VERSION, {f"problems.{k}": v for k, v in values.items()}, digests)
+    named = {k if k.startswith("score.") else f"problems.{k}": v for k, v in values.items()}
+    return Identity(STAGE, VERSION, named, digests)
 
 
 def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manifest:

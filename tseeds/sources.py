@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -130,8 +131,8 @@ def read(path: str | list[str]) -> Iterator[Numbered]:
                     ".parquet": _parquet,
                     ".csv": _csv,
                 }[_kind(place)](place)
-        except OSError as error:
-            reason = error.strerror or str(error).splitlines()[0]
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise UserError(f"problems.path {place}: cannot be read ({reason})") from error
 
 

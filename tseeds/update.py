@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tseeds.artifacts.policy import ADAPTER_CONFIG
 from tseeds.artifacts.rundir import digest_of, recorded_digest
 from tseeds.artifacts.store import Identity, Manifest, check_space, read_rows, require, verified, writing
 from tseeds.config import Pipeline
@@ -74,8 +75,7 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
     rollouts = read_rows(inputs.rollouts, "rollouts", ["response_ids"])
     scores = read_rows(inputs.scores, "scores", ["reward"])
     rows = Rows.from_tables(rollouts, scores)
-    size = sum(f.stat().st_size for f in inputs.policy.glob("*.safetensors"))
-    check_space(out, 5 * size, f"policy and optimizer state of iteration {inputs.iteration}")
+    check_space(out, _bytes(config, inputs.policy), f"policy and optimizer state of iteration {inputs.iteration}")
     context.progress.begin(STAGE, len(rows))
     if context.engine_running and config.engine.sleep_during_update:
         context.engine().sleep()
@@ -136,6 +136,14 @@ def run(config: Pipeline, inputs: Inputs, out: Path, context: Context) -> Manife
         context.trainer = ((made_with, writer.manifest.facts["policy"], writer.manifest.digest), trainer)
     context.progress.end()
     return writer.manifest
+
+
+def _bytes(config: Pipeline, policy: Path) -> int:
+    """About what an update writes: the weights and two moments of each, fp32 masters too where the files are not fp32."""
+    size = sum(f.stat().st_size for f in policy.glob("*.safetensors"))
+    if config.update.lora is not None:  # of an adapter, which the first update makes from a whole model
+        return 4 * size if (policy / ADAPTER_CONFIG).is_file() else 0
+    return (4 if config.policy.dtype == "float32" else 8) * size
 
 
 def compare_gradients(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tseeds import pipeline
 from tseeds.artifacts import store
 from tseeds.artifacts.rundir import RunDir, open_run
 from tseeds.errors import UserError
+from tseeds.history import History
 
 
 def check(path: Path) -> tuple[int, list[str]]:
@@ -167,6 +168,30 @@ def _damages(folder: Path) -> Iterator[str]:
         yield str(error)
 
 
+def _all(history: History, run: RunDir) -> Iterator[pipeline.Report]:
+    """State of every step up to the last iteration that has a directory."""
+    for step in pipeline.setup_steps(history.at(0), run):
+        yield pipeline.inspect_committed(history, step)
+    for i in range(1, max(run.iterations(), default=0) + 1):
+        for step in pipeline.iteration_steps(history, run, i):
+            yield pipeline.inspect_committed(history, step)
+
+
+def remakable(path: Path, damages: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """(artifacts that a run would remake once deleted, those whose inputs retention removed) among the damaged ones."""
+    run = RunDir(path)
+    if not run.record.is_file():
+        return [], []
+    can: list[Path] = []
+    cannot: list[Path] = []
+    for report in _all(pipeline.open_history(run), run):
+        out = report.step.out
+        if any(line.startswith((f"{out}/", f"{out}:")) for line in damages):
+            inputs = [v for v in vars(report.step.inputs).values() if isinstance(v, Path)]
+            (can if all(p.is_dir() for p in inputs) else cannot).append(out)
+    return can, cannot
+
+
 def _of_run(run: RunDir, *, damaged: bool) -> Iterator[str]:
     """What is wrong between artifacts: one of another run, or made with other values than the run's record says."""
     try:
@@ -175,6 +200,17 @@ def _of_run(run: RunDir, *, damaged: bool) -> Iterator[str]:
         history = pipeline.open_history(run)
         if damaged:
             return  # the comparison below reads manifests that may be the damaged ones
+        if not run.record.is_file():
+            yield f"{run.record}: missing; it says what the run's values are and when they changed"
+        reports = list(_all(history, run))
+        last = max((k for k, r in enumerate(reports) if r.state in ("fresh", "stale")), default=-1)
+        for k, report in enumerate(reports):
+            if k < last and report.state == "missing":
+                yield f"{report.step.out}: missing, while later stages are committed"
+        lines = {line.get("iteration") for line in store.read_lines(run.metrics)}
+        absent = [i for i in range(1, run.finished()) if i not in lines]
+        if absent:
+            yield f"{run.metrics}: has no line of iteration {', '.join(map(str, absent[:8]))}; tseeds run adds it"
         for report in pipeline.survey(history, run):
             if report.state == "stale":
                 yield f"{report.step.out}: does not belong to this run as it stands ({'; '.join(report.reasons)})"

@@ -21,7 +21,7 @@ from tseeds.artifacts import store
 from tseeds.artifacts.store import Identity
 from tseeds.engines.policies import describe
 from tseeds.errors import StageFailed, UserError
-from tseeds.verify import check
+from tseeds.verify import check, remakable
 
 WHO = Identity("rollout", 1, {}, {})
 
@@ -292,3 +292,39 @@ def test_an_artifact_of_another_run_is_never_trained_on(
     assert done["status"] == 4
     assert "run.seed 1 -> 0" in done["error"]
     assert store.read_manifest(run / "iterations/000002/update") is None
+
+
+@pytest.mark.parametrize("gone", ["iterations/000001/rollout", "snapshots/step-000001", "run.json", "metrics.jsonl"])
+def test_what_is_missing_is_named(gone: str, uninterrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run, copy_function=os.link)
+    assert check(run)[1] == []
+    (shutil.rmtree if (run / gone).is_dir() else os.unlink)(run / gone)  # type: ignore[operator]
+    damages = check(run)[1]
+    assert damages
+    assert str(run / gone) in damages[0]
+
+
+def test_only_what_can_be_remade_is_offered_for_deletion(uninterrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    second = run / "iterations" / "000002"
+    for stage in ("rollout", "update"):
+        file = next(p for p in (second / stage).glob("*.parquet"))
+        file.write_bytes(file.read_bytes() + b"x")
+    damages = check(run)[1]
+    assert remakable(run, damages) == ([second / "rollout", second / "update"], [])
+    store.prune(run / "iterations" / "000001" / "update", ["policy", "state"], "test")
+    assert remakable(run, damages) == ([], [second / "rollout", second / "update"])
+    with pytest.raises(UserError, match="removed by retention"):
+        describe(run / "iterations" / "000001" / "update" / "policy")
+
+
+def test_a_directory_that_was_moved_and_linked_is_unlinked_by_retention(uninterrupted: Path, tmp_path: Path) -> None:
+    update, away = tmp_path / "update", tmp_path / "away"
+    shutil.copytree(uninterrupted / "iterations" / "000001" / "update", update)
+    (update / "policy").rename(away)
+    (update / "policy").symlink_to(away)
+    store.prune(update, ["policy"], "test")
+    assert not (update / "policy").is_symlink()
+    assert (away / "model.safetensors").is_file()

@@ -94,6 +94,7 @@ def test_a_fork_appears_whole_or_not_at_all(forked: Forked, uninterrupted: Path,
     assert not new.exists()
     assert forked.tseeds("fork", uninterrupted, "--at", 1, "--run", new)["status"] == 0
     assert check(new)[1] == []
+    assert not list(tmp_path.glob(".new.forking-*"))
 
 
 def test_a_fork_copies_where_the_file_system_cannot_link(

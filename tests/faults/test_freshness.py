@@ -15,9 +15,10 @@ from forked import Forked
 from toy_loop import loop_config
 
 from tseeds import config as configuration
-from tseeds import pipeline
+from tseeds import pipeline, problems
 from tseeds.artifacts import store
 from tseeds.artifacts.rundir import RunDir
+from tseeds.context import Context
 from tseeds.errors import Stale
 from tseeds.history import History
 
@@ -124,7 +125,7 @@ def test_no_value_is_forgotten(toy: Path, uninterrupted: Path) -> None:
     manifests = [store.require(p.parent, "x") for p in uninterrupted.rglob("manifest.json")]
     in_keys = {key for m in manifests for key in m.identity.config}
     # which inputs; their digests are in the keys
-    chooses = {"snapshot.every", "evaluate.benchmarks", "problems.path", "update.kl_sampler"}
+    chooses = {"snapshot.every", "evaluate.benchmarks", "problems.path", "problems.benchmarks", "update.kl_sampler"}
     refused = {"rollout.top_p", "rollout.top_k"}
     estimates = {"policy.architecture"}  # read by validate --estimate alone
     for key in configuration.flatten(configuration.parse(loop_config(toy))):
@@ -326,3 +327,41 @@ def test_an_upgraded_stage_is_named_and_can_be_accepted(
     history = pipeline.adopt(config, run, accept=True)
     assert [(c["iteration"], c["key"]) for c in history.changes] == [(2, "version.rollout")]
     assert not [r for r in pipeline.survey(history, run) if r.state == "stale"]
+
+
+def test_what_retention_would_have_kept_is_named_where_it_changes_the_seeds(
+    toy: Path, forked: Forked, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    config = loop_config(toy, run={"iterations": 4})
+    done = forked.run(config, run)
+    assert done["status"] == 0, done["error"]
+    config["snapshot"]["keep_last"] = 1
+    refused = forked.run(config, run)
+    assert refused["status"] == 4
+    assert "snapshot.keep_last 0 -> 1" in refused["error"]
+
+
+def test_conventions_that_compare_golds_belong_to_the_problems(toy: Path, uninterrupted: Path) -> None:
+    run = RunDir(uninterrupted)
+
+    def key(**score: Any) -> str:
+        config = configuration.parse(loop_config(toy, score=score))
+        return (
+            next(s for s in pipeline.setup_steps(config, run) if s.module is problems)
+            .module.identity(config, problems.Inputs(run.snapshot(0)))
+            .key
+        )
+
+    assert key() == key(workers=3) != key(percent_as_number=False)
+
+
+def test_a_verifier_that_is_edited_while_a_run_trains_grades_anew(toy: Path, tmp_path: Path) -> None:
+    file = tmp_path / "v.py"
+    config = configuration.parse(loop_config(toy))
+    with Context(config) as context:
+        rewards = []
+        for value in (1.0, 0.0):
+            file.write_text(f"def f(gold, text):\n    return {value}\n")
+            rewards.append(context.grade([(f"python:{file}:f", "1", "", "1")])[0].reward)
+    assert rewards == [1.0, 0.0]

@@ -22,6 +22,7 @@ from tseeds import pipeline
 from tseeds.artifacts import store
 from tseeds.artifacts.lock import locked, owner
 from tseeds.artifacts.rundir import RunDir
+from tseeds.errors import Locked
 from tseeds.verify import check
 
 
@@ -54,6 +55,25 @@ def test_locks_of_the_dead_are_taken_over_and_those_of_other_hosts_are_not(
     (run / "run.lock").write_text('{"pid": 12')
     assert owner(run / "run.lock") is None
     assert forked.tseeds("run", run)["status"] == 0
+
+
+def test_a_lock_is_of_its_boot_and_namespace_and_is_removed_by_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with locked(path, "x"):
+        held = json.loads(path.read_text())
+        path.write_text(json.dumps(held | {"boot": "another"}))
+        assert owner(path) is None  # pids of an earlier boot say nothing
+        path.write_text(json.dumps(held | {"namespace": "pid:[1]"}))
+        found = owner(path)
+        assert found is not None
+        assert "another container" in found["host"]
+        with pytest.raises(Locked, match="another container"), locked(path, "x"):
+            pass
+    assert path.exists()  # not ours any more
+    path.write_text(json.dumps(held | {"started": held["started"] - 1}))
+    assert owner(path) is None  # the pid was given to another process
+    path.write_text(json.dumps(held))
+    assert owner(path) is not None
 
 
 def test_a_killed_process_that_nobody_waited_for_owns_nothing(tmp_path: Path) -> None:

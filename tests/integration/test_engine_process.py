@@ -47,6 +47,14 @@ assert together == {(p, i): done for p, (_, found) in enumerate(one_by_one) for 
 
 engine._drop_adapters()  # as sleep does on a GPU
 assert [rows(engine, policy) for policy in (adapters[0], adapters[1], first)] == one_by_one
+calls = []  # an update between two adapters: the engine wakes before it is asked for anything
+engine._sleeps, engine._llm.sleep = lambda: True, lambda level: calls.append("sleep")
+engine._llm.wake_up = lambda tags: calls.append(tags[0])
+engine.load(adapters[0])
+engine.sleep()
+engine.load(adapters[1])
+assert calls == ["sleep", "weights", "kv_cache"] and not engine._asleep, calls
+del engine._sleeps, engine._llm.sleep, engine._llm.wake_up
 
 class OneByOne:
     load, sample = engine.load, engine.sample

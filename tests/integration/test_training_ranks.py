@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +84,31 @@ def test_a_mistake_in_a_rank_is_one_line_and_a_hang_is_killed(tmp_path, policy):
     with pytest.raises(UserError, match="needs a reference policy"):
         distributed.update(config, policy, rows, **options, timeout=250)
     assert not (tmp_path / "p").exists()
+
+
+def test_what_ranks_say_is_said_here_too(tmp_path, policy, caplog, monkeypatch):
+    """Warnings of the first rank, and failures as what they are: one process and two behave alike."""
+    options = {"out_policy": tmp_path / "p", "out_state": tmp_path / "s", "dtype": "float32", "run_seed": 0}
+    same = make_rows(groups=2)
+    same.reward[:] = [1.0] * len(same)
+    distributed.update(UpdateConfig(processes=2, minibatches=1), policy, same, **options, iteration=1, timeout=250)
+    assert "of groups have equal rewards" in caplog.text
+    options |= {"out_policy": tmp_path / "q", "out_state": tmp_path / "t"}
+
+    def fail(*_: object) -> None:
+        raise StageFailed("training diverged")
+
+    def launch(command: list[str], **_: object) -> SimpleNamespace:
+        with pytest.raises(SystemExit):
+            distributed._worker(Path(command[-1]))
+        return SimpleNamespace(returncode=1, stderr="")
+
+    monkeypatch.setattr(distributed, "_train", fail)
+    monkeypatch.setattr(distributed, "end_with_parent", lambda: None)
+    monkeypatch.setattr(distributed.subprocess, "run", launch)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(StageFailed, match="training diverged"):
+        distributed.update(UpdateConfig(processes=2), policy, make_rows(), **options, iteration=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

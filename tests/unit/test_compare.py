@@ -136,3 +136,24 @@ def test_curves_are_read_over_the_last_fifth_and_evaluations_at_the_end() -> Non
     assert compare.final(record, "pass@1") == 0.4
     assert compare.final(record, "pass@1", "c") == 0.2
     assert compare.final(record | {"iterations": 11}, "pass@1") is None
+
+
+def test_another_verifier_or_other_guards_are_another_run(here: Path) -> None:
+    (here / "v.py").write_text("def f(gold, text):\n    return 1.0\n")
+    (here / "guard.jsonl").write_text('{"problem": "a", "answer": "1"}\n')
+    sets = ["problems.task=python:v.py:f", 'problems.benchmarks=[{name="guard", path="guard.jsonl"}]']
+
+    def key() -> str:
+        return compare.jobs(arm("seeds"), range(1), sets)[0].key
+
+    keys = [key()]
+    (here / "v.py").write_text("def f(gold, text):\n    return 0.0\n")
+    keys.append(key())
+    (here / "guard.jsonl").write_text('{"problem": "b", "answer": "1"}\n')
+    keys.append(key())
+    assert len(set(keys)) == 3
+
+
+def test_a_pipeline_named_twice_is_one_line(here: Path) -> None:
+    with pytest.raises(UserError, match="two pipelines are called seeds"):
+        compare.jobs(arm("seeds", "seeds"), range(1))

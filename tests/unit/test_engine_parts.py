@@ -151,7 +151,7 @@ def test_a_step_that_never_returns_is_interrupted() -> None:
     guard = watch.Watch(0.2, grace=5.0, end=lambda code: pytest.fail("ended the process"))
     guard.begin()
     begin = time.monotonic()
-    with pytest.raises(StageFailed), guard.step():
+    with pytest.raises(StageFailed, match=r"made no token for 0\.2 seconds"), guard.step():
         while True:
             time.sleep(0.01)
     assert time.monotonic() - begin < 3

@@ -18,6 +18,7 @@ from tseeds import config as configuration
 from tseeds import evaluate, sources
 from tseeds.artifacts import schema
 from tseeds.errors import UserError
+from tseeds.grading import Grade, Verdict
 
 
 def test_pass_at_k_of_the_method() -> None:
@@ -188,3 +189,16 @@ def test_the_benchmark_s_bytes_decide_not_its_place(tmp_path: Path) -> None:
 def test_importing_the_stage_brings_no_torch_and_no_vllm() -> None:
     code = "import sys, tseeds.evaluate; print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_votes_are_answers_and_correct_ones_are_one_answer() -> None:
+    def vote(task: str, verdict: str, canonical: str | None = None, extracted: str | None = None) -> str | None:
+        return evaluate._vote(task, "28", Grade(Verdict(verdict), extracted, canonical), "text")
+
+    assert vote("math", "correct", "28") == vote("math", "correct", "28%") == "28"
+    assert vote("math", "wrong", "27") == "27"
+    assert vote("math", "no_answer") is None
+    assert vote("countdown", "correct", "1+2") != vote("countdown", "correct", "2+1")  # several solutions
+    assert vote("countdown", "wrong", None, "3*4") == "3*4"  # wrong answers vote too
+    assert vote("python:v.py:f", "correct") == "28"
+    assert vote("python:v.py:f", "wrong") == "text"

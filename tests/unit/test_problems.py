@@ -327,6 +327,24 @@ def test_conflicts_take_all_rows_and_duplicates_leave_the_first(tmp_path: Path, 
     assert reasons == {"a": "conflicting_gold", "b": "conflicting_gold", "e": "duplicate", "f": "duplicate"}
 
 
+def test_a_row_that_goes_does_not_take_its_sound_copy_with_it(tmp_path: Path, tokenizer: Any) -> None:
+    damaged = [{"problem": "Q \x00?", "answer": "1"}, {"problem": "Q ?", "answer": "1"}]
+    damaged += [{"problem": "R?", "answer": "see the figure above please"}, {"problem": "R?", "answer": "5"}]
+    table, quarantine, _ = ingest(settings_for(write_rows(tmp_path / "d.jsonl", damaged)), tokenizer)
+    assert table["gold"].to_pylist() == ["1", "5"]
+    assert sorted(quarantine["reason"].to_pylist()) == ["damaged_text", "unparsable_gold"]
+
+
+def test_turns_that_a_plain_prompt_would_drop_are_a_finding(tmp_path: Path, tokenizer: Any) -> None:
+    turns = [
+        {"role": r, "content": c} for r, c in (("user", "Let x=3."), ("assistant", "ok"), ("user", "What is x+1?"))
+    ]
+    path = write_rows(tmp_path / "d.jsonl", [{"prompt": turns, "answer": "4"}, {"problem": "1+1?", "answer": "2"}])
+    table, quarantine, _ = ingest(settings_for(path, prompt="plain"), tokenizer)
+    assert table["gold"].to_pylist() == ["2"]
+    assert "conversation of several turns" in quarantine["detail"][0].as_py()
+
+
 def test_each_finding_has_its_policy(tmp_path: Path, tokenizer: Any) -> None:
     path = write_rows(tmp_path / "d.jsonl", CONFLICT)
     kept = ingest(settings_for(path, findings={"conflicting_gold": "keep", "duplicate": "keep"}), tokenizer)

@@ -27,10 +27,40 @@ _LENGTH = 512
 def _me() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
-        "started": psutil.Process().create_time(),
+        "started": _started(os.getpid()),
+        "boot": _boot(),
+        "namespace": _namespace(),
         "host": socket.gethostname(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+
+
+def _started(pid: int) -> float:
+    """When a process started, in a count that no clock step moves: ticks since boot on Linux.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    try:
+        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return psutil.Process(pid).create_time()
+
+
+def _boot() -> str | None:
+    """The boot that pids and start times belong to, where the system tells."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def _namespace() -> str | None:
+    """The namespace that pids belong to (containers have their own), where the system tells."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
 
 
 def owner(path: Path) -> dict[str, Any] | None:
@@ -39,8 +69,12 @@ def owner(path: Path) -> dict[str, Any] | None:
         who = json.loads(Path(path).read_text())
         if who["host"] != socket.gethostname():
             return {"pid": None, "since": None, **who, "host": str(who["host"])}  # not to be checked from here
+        if who.get("boot") != _boot():
+            return None
+        if who.get("namespace") != _namespace():
+            return who | {"host": f"another container of {who['host']}"}  # not to be checked from here either
         process = psutil.Process(who["pid"])
-        alive = abs(process.create_time() - who["started"]) < 0.02 and process.status() != psutil.STATUS_ZOMBIE
+        alive = abs(_started(who["pid"]) - who["started"]) < 0.02 and process.status() != psutil.STATUS_ZOMBIE
         return who if alive else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError, RecursionError, psutil.NoSuchProcess):
         return None
@@ -93,10 +127,19 @@ def _release(path: Path) -> None:
     try:
         with open(path, "rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            if _same(handle.fileno(), path):
+            if _same(handle.fileno(), path) and _mine(handle.read()):
                 path.unlink()
     except OSError as error:
         log.warning("%s: not removed (%s); it is reaped when this process has ended", path, error.strerror)
+
+
+def _mine(content: bytes) -> bool:
+    """Whether a lock file names this process: one that was taken over meanwhile belongs to somebody else."""
+    try:
+        who = json.loads(content)
+        return (who["pid"], who["namespace"]) == (os.getpid(), _namespace())
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _same(handle: int, path: Path) -> bool:

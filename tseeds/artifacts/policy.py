@@ -44,6 +44,8 @@ def policy_files(policy: Path) -> list[Path]:
     """
     policy = Path(policy)
     if not policy.is_dir():
+        if (policy.parent / "pruned.json").is_file():
+            raise UserError(f"{policy}: removed by retention (snapshot.keep_states); restore it from a backup")
         raise UserError(f"{policy}: no such policy directory; name a Hugging Face model directory on this machine")
     if not is_policy(policy):
         raise UserError(f"{policy}: no config.json; not a Hugging Face model directory")
@@ -65,7 +67,14 @@ def policy_files(policy: Path) -> list[Path]:
         why = f"only pickled weights ({pickled[0].name}), which are refused" if pickled else "no *.safetensors"
         raise UserError(f"{policy}: {why}; save the model with save_pretrained(safe_serialization=True)")
     named = [policy / n for n in (*_OTHER, *TOKENIZER_FILES) if (policy / n).is_file()]
+    if "auto_map" in _config(policy):  # its code came with it
+        named += policy.glob("*.py")
     return sorted({*named, *weights}, key=lambda p: p.name)
+
+
+def _config(policy: Path) -> dict[str, Any]:
+    file = policy / "config.json"
+    return read_object(file, "copy the model again") if file.is_file() else {}
 
 
 def model_directory(policy: Path) -> Path:

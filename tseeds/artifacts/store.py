@@ -164,7 +164,7 @@ def read_manifest(path: Path) -> Manifest | None:
 def _parse_manifest(file: Path, _inode: int, _mtime_ns: int) -> Manifest | None:
     """read_manifest of one state of the file: manifests never change, so the recent ones are parsed once."""
     path = file.parent
-    mend = f"restore it from a backup, or delete {path} and run again to remake it"
+    mend = "restore it from a backup; tseeds verify RUN says whether it can be remade"
     try:
         data = read_object(file, mend)
     except (FileNotFoundError, NotADirectoryError):
@@ -317,7 +317,7 @@ def verified(manifest: Manifest, under: str = "") -> Manifest:
         if not entry.path.startswith(under) or _is_pruned(entry.path, gone):
             continue
         file = manifest.path / entry.path
-        mend = f"restore it from a backup, or delete {manifest.path} and run again to remake it"
+        mend = "restore it from a backup; tseeds verify RUN says whether it can be remade"
         try:
             stat = file.stat()
         except FileNotFoundError:
@@ -658,7 +658,9 @@ def prune(path: Path, names: list[str], reason: str) -> int:
     freed = 0
     for name in record["removed"]:
         victim = path / name
-        if victim.is_dir():
+        if victim.is_symlink():
+            victim.unlink()  # moved elsewhere by hand: what it points to is not ours
+        elif victim.is_dir():
             freed += sum(f.stat().st_size for f in victim.rglob("*") if f.is_file())
             shutil.rmtree(victim)
         elif victim.is_file():
@@ -684,6 +686,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copy2(source, target)
+        sync_file(Path(target))
 
 
 def link_artifact(manifest: Manifest, out: Path) -> None:

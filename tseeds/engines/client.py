@@ -111,6 +111,10 @@ class ServedEngine:
         wanted = policies.describe(policy)
         if self._held is not None and self._held.digest == wanted.digest:
             return wanted.digest
+        if not Path(self.record.policy).is_dir():
+            raise UserError(
+                f"the served engine began with {self.record.policy}, which is gone; restart tseeds engine serve"
+            )
         if why := policies.difference(policies.describe(self.record.policy), wanted):
             raise UserError(f"{policy}: cannot follow {self.record.policy} in the served engine: {why}")
         adapter = wanted if wanted.base is not None and self.record.adapters else None

@@ -151,7 +151,8 @@ class PoolEngine:
             number = max(1, min(number, threads.cores() // self.config.workers))
         ray = self._ray or cluster.connect(self.config.ray_address, max(threads.cores(), self.config.workers * number))
         self._ray = ray
-        gpus = self.config.tensor_parallel if ray.cluster_resources().get("GPU") else 0
+        split = self.config.tensor_parallel if self.config.backend == "vllm" else 1
+        gpus = split if ray.cluster_resources().get("GPU") else 0
         config = self.config.model_copy(update={"workers": 1, "threads": number, "ray_address": None})
         worker = ray.remote(num_cpus=number, num_gpus=gpus, max_restarts=0, max_concurrency=CHUNKS_AT_ONCE + 1)(Worker)
         self._actors += [worker.remote(config.model_dump(), self._options) for _ in range(missing)]

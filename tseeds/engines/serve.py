@@ -8,7 +8,6 @@ policy is loaded and proven, and removed at the end.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -23,9 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tseeds.children import end_with_parent
 from tseeds.config import Pipeline
 from tseeds.engines import policies, threads
-from tseeds.errors import Locked, StageFailed, UserError
+from tseeds.errors import Interrupted, Locked, StageFailed, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +126,8 @@ def serve(
             try:
                 for server in servers:
                     server.wait(stop)
+                if stop.asked:
+                    raise Interrupted("stopped at your request while the engine was starting")
             except StageFailed as error:
                 if not lora:
                     raise
@@ -248,7 +250,7 @@ class _Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def wait(self, stop: _Stop) -> None:
@@ -318,9 +320,3 @@ def _gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the serving process dies, however it dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

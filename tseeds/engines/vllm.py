@@ -260,7 +260,7 @@ class VllmEngine:
             return
         self._drop_adapters()
         self._llm.sleep(level=2)
-        self._asleep = True
+        self._asleep, self._weights = True, ""  # the next load swaps, and so wakes, whatever it loads
 
     def _drop_adapters(self) -> None:
         """Empty vLLM's adapter slots, whose memory sleep discards too; a request that names an adapter fills one again."""

@@ -73,6 +73,10 @@ class Watch:
             self._stepping = threading.get_ident()
         try:
             yield
+        except StageFailed as error:
+            if error.args:
+                raise
+            raise StageFailed(self.message()) from None  # raised from _look, as a class without words
         finally:
             with self._lock:
                 self._stepping = None

@@ -179,6 +179,10 @@ def _arm(run: Run) -> str:
         and not k.endswith((".path", ".workers", ".threads", ".processes"))
         and not k.startswith("log.")
     }
+    run_dir = RunDir(run.root)
+    for name, place in (("policy", run_dir.snapshot(0)), ("problems", run_dir.problems)):
+        manifest = store.read_manifest(place)
+        kept[f"{name}.digest"] = None if manifest is None else manifest.digest
     return repr(sorted(kept.items(), key=lambda item: item[0]))
 
 
@@ -191,6 +195,8 @@ def common_name(paths: Sequence[Path]) -> str:
     if len(paths) == 1:
         return paths[0].name
     names = [p.name for p in paths]
+    if all(re.fullmatch(r"(seed|s|run)?[-_. ]*\d+", name) for name in names):
+        return paths[0].parent.name or names[0]
     shared = names[0]
     for name in names[1:]:
         while not name.startswith(shared):

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tseeds import cluster
+from tseeds.children import end_with_parent
 from tseeds.config import UpdateConfig
 from tseeds.errors import StageFailed, UserError, first_line
 from tseeds.training.results import StepResult
@@ -90,11 +91,18 @@ def _launch(work: Path, processes: int, timeout: float | None) -> None:
     ]  # fmt: skip
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
+        # a session of its own: Ctrl-C is for this process, which lets the step finish; kill -9 of it ends the ranks
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=environment, check=False,
+            start_new_session=True, preexec_fn=end_with_parent,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise _late(processes, timeout) from None
     if (work / "mistake.txt").is_file():
-        raise UserError((work / "mistake.txt").read_text())
+        kind, _, text = (work / "mistake.txt").read_text().partition("\n")
+        raise (StageFailed if kind == StageFailed.__name__ else UserError)(text)
+    for line in (work / "warnings.txt").read_text().splitlines() if (work / "warnings.txt").is_file() else ():
+        log.warning("%s", line)
     if done.returncode != 0:
         lines = [x for x in done.stderr.strip().splitlines() if "Error" in x] or done.stderr.strip().splitlines()
         log.debug("update: %s", done.stderr)
@@ -224,10 +232,13 @@ def _train(spec: dict[str, Any], rows: pa.Table) -> StepResult | None:
 
 def _worker(work: Path) -> None:
     """One rank under torchrun."""
+    end_with_parent()
+    if os.environ["RANK"] == "0":
+        logging.getLogger("tseeds").addHandler(logging.FileHandler(work / "warnings.txt", delay=True))
     try:
         result = _train(json.loads((work / "spec.json").read_text()), pq.read_table(work / "rows_in.parquet"))
     except UserError as error:
-        (work / "mistake.txt").write_text(str(error))
+        (work / "mistake.txt").write_text(f"{type(error).__name__}\n{error}")
         raise SystemExit(UserError.exit_code) from None
     if result is not None:
         for name in _TABLES:

@@ -335,7 +335,7 @@ class Trainer:
         idle = [m for m in idle if bool(torch.isnan(flat.lp_old[m.packed.tokens]).any())]
         if idle:  # their tokens are all masked: no pass with a gradient comes along, but the metrics want pi_old
             self.fill_old(flat, idle)
-        self.choose_filtered(flat, carrying, flat.used & here & ~flat.seed, current=not first)
+        self.choose_filtered(flat, micros, flat.used & here & ~flat.seed, current=not first)
         rate = self._learning_rate()
         facts: dict[str, Any] = {"probe_cosine": None, "probe_norm_ratio": None}
         value = norm = 0.0

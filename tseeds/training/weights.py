@@ -148,7 +148,8 @@ class Weights:
             for name, tensor in _checked(part, self.masters, state / _MOMENTS).items():
                 p = self.masters[name]
                 self.optimizer.state[p][kind] = _as_shard(tensor, p)
-                self.optimizer.state[p]["step"] = torch.tensor(float(self.facts["steps"]))
+                place = p.device if ranks.world() == 1 else "cpu"  # fused AdamW counts on the device
+                self.optimizer.state[p]["step"] = torch.tensor(float(self.facts["steps"]), device=place)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The masters in a fixed order."""
