@@ -191,6 +191,8 @@ def common_name(paths: Sequence[Path]) -> str:
 
     >>> common_name([Path("runs/clip-seed0"), Path("runs/clip-seed1")])
     'clip'
+    >>> common_name([Path("runs/claims/mask/seed-000"), Path("runs/claims/mask/seed-001")])
+    'mask'
     """
     if len(paths) == 1:
         return paths[0].name
