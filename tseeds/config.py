@@ -463,7 +463,7 @@ class EngineConfig(Section):
     part_rows: Positive = 256
     """Rows of one committed part file: the most that an interruption can cost."""
     stall_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """An engine that finishes no token for this long is reported dead."""
+    """A vLLM engine that finishes no token for this long is reported dead."""
 
 
 class LogConfig(Section):
