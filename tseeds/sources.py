@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -203,11 +204,32 @@ def _one(batch: Any) -> Row | Broken:
         return Broken(f"a value cannot be read: {error}")
 
 
+class _Lines:
+    """The lines of a file, of which those since ``taken`` was emptied can be read again."""
+
+    def __init__(self, handle: io.TextIOWrapper) -> None:
+        self._handle = handle
+        self._back: deque[str] = deque()
+        self.taken: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.taken.append(self._back.popleft() if self._back else next(self._handle))
+        return self.taken[-1]
+
+    def back(self) -> None:
+        """Take back all but the first: a stray quote spoils its own line, not those that it seems to enclose."""
+        self._back.extendleft(reversed(self.taken[1:]))
+
+
 def _csv(path: str) -> Iterator[Numbered]:
     """Header line, then rows; all values are text."""
     csv.field_size_limit(_LONGEST_CELL)
     with _bytes(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="") as handle:
-        reader = csv.reader(handle, strict=True)
+        lines = _Lines(handle)
+        reader = csv.reader(lines, strict=True)
         try:
             header = next(reader, None)
         except csv.Error as error:
@@ -216,20 +238,25 @@ def _csv(path: str) -> Iterator[Numbered]:
             return
         number = 0
         while True:
+            lines.taken.clear()
+            wrong = None
             try:
                 cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield path, number, Broken(f"not CSV: {error}")
-                number += 1
-                continue
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                yield path, number, Broken(f"{len(cells)} cells under {len(header)} columns")
+                wrong = f"not CSV: {error}"
             else:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    wrong = f"{len(cells)} cells under {len(header)} columns"
+            if wrong is None:
                 yield path, number, dict(zip(header, cells, strict=True))
+            else:
+                yield path, number, Broken(wrong)
+                lines.back()
+                reader = csv.reader(lines, strict=True)
             number += 1
 
 

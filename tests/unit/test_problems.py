@@ -327,6 +327,17 @@ def test_conflicts_take_all_rows_and_duplicates_leave_the_first(tmp_path: Path, 
     assert reasons == {"a": "conflicting_gold", "b": "conflicting_gold", "e": "duplicate", "f": "duplicate"}
 
 
+@pytest.mark.parametrize("closing", ["", 'Q4?,4 "\n'])
+def test_a_stray_quote_spoils_its_own_line_alone(closing: str, tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text('problem,answer\nQ1?,1\n"Q2?,2\nQ3?,3\n' + closing + '"Q5\nof two lines?",5\nQ6?,6\n')
+    table, quarantine, report = ingest(settings_for(path), tokenizer)
+    assert table["gold"].to_pylist() == ["1", "3", "5", "6"] or closing
+    assert {"1", "3", "5", "6"} <= set(table["gold"].to_pylist())
+    assert "unreadable" in quarantine["reason"].to_pylist()
+    assert report["rows"] == table.num_rows + quarantine.num_rows == 5 + bool(closing)
+
+
 def test_a_row_that_goes_does_not_take_its_sound_copy_with_it(tmp_path: Path, tokenizer: Any) -> None:
     damaged = [{"problem": "Q \x00?", "answer": "1"}, {"problem": "Q ?", "answer": "1"}]
     damaged += [{"problem": "R?", "answer": "see the figure above please"}, {"problem": "R?", "answer": "5"}]
