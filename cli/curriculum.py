@@ -47,9 +47,8 @@ def curriculum(
 
 def summary(artifact: Path, config: CurriculumConfig) -> str:
     """How many problems have which pass rate, and how many the pipeline's filter keeps."""
-    import math
-
     from tseeds.artifacts.store import read_table, require
+    from tseeds.selection import total
 
     table = read_table(require(artifact, "pass rates"))
     rates = table["pass_rate"].to_pylist()
@@ -61,7 +60,7 @@ def summary(artifact: Path, config: CurriculumConfig) -> str:
         "1": sum(r >= 1 for r in rates),
     }
     measured = table["rewards"].to_pylist()
-    kept = sum(config.lo <= min(max(math.fsum(r), 0.0), len(r)) / len(r) <= config.hi for r in measured)
+    kept = sum(config.lo <= total(r) / len(r) <= config.hi for r in measured)
     return (
         f"mean pass rate {sum(rates) / max(1, len(rates)):.3f}; problems by pass rate: "
         + ", ".join(f"{count} {name}" for name, count in shares.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-class Logger(Listener):
+class Logger(Listener, ABC):
     """Records every finished iteration once. Subclasses open on first use, ``write`` one step and ``close``."""
 
     name = ""
@@ -79,9 +80,9 @@ class Logger(Listener):
                 self.write(line["iteration"], scalars(line))
                 store.write_file(self._cursor_file, json.dumps({"iteration": line["iteration"]}))
 
+    @abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record one iteration."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Flush and free."""

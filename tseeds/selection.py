@@ -45,6 +45,15 @@ def weights(config: Pipeline, problem_ids: Sequence[str], curriculum: Path | Non
     return problem_weights(config.curriculum, problem_ids, rewards)
 
 
+def total(rewards: Sequence[float]) -> float:
+    """Sum of n rewards, at least 0 and at most n; over n it is the pass rate that lo and hi are compared with.
+
+    >>> total([1.0, 0.0, 1.5, -3.0]), total([1.5, 1.5])
+    (0.0, 2.0)
+    """
+    return min(max(math.fsum(rewards), 0.0), float(len(rewards)))
+
+
 def problem_weights(
     config: CurriculumConfig, problem_ids: Sequence[str], rewards: Mapping[str, Sequence[float]]
 ) -> list[float]:
@@ -64,7 +73,7 @@ def problem_weights(
         if problem not in rewards:
             raise UserError(f"curriculum: problem {problem} has no measured pass rate; run the stage on these problems")
         n = len(rewards[problem])
-        c = min(max(math.fsum(rewards[problem]), 0.0), float(n))
+        c = total(rewards[problem])
         if not config.lo <= c / n <= config.hi:
             weights.append(0.0)
         elif config.weight == "variance":

@@ -168,27 +168,25 @@ def _damages(folder: Path) -> Iterator[str]:
         yield str(error)
 
 
-def _all(history: History, run: RunDir) -> Iterator[pipeline.Report]:
-    """State of every step up to the last iteration that has a directory."""
-    for step in pipeline.setup_steps(history.at(0), run):
-        yield pipeline.inspect_committed(history, step)
+def _steps(history: History, run: RunDir) -> Iterator[pipeline.Step]:
+    """Every step up to the last iteration that has a directory."""
+    yield from pipeline.setup_steps(history.at(0), run)
     for i in range(1, max(run.iterations(), default=0) + 1):
-        for step in pipeline.iteration_steps(history, run, i):
-            yield pipeline.inspect_committed(history, step)
+        yield from pipeline.iteration_steps(history, run, i)
 
 
 def remakable(path: Path, damages: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """(artifacts that a run would remake once deleted, those whose inputs retention removed) among the damaged ones."""
     run = RunDir(path)
-    if not run.record.is_file():
-        return [], []
     can: list[Path] = []
     cannot: list[Path] = []
-    for report in _all(pipeline.open_history(run), run):
-        out = report.step.out
-        if any(line.startswith((f"{out}/", f"{out}:")) for line in damages):
-            inputs = [v for v in vars(report.step.inputs).values() if isinstance(v, Path)]
-            (can if all(p.is_dir() for p in inputs) else cannot).append(out)
+    try:
+        for step in _steps(pipeline.open_history(run), run) if run.record.is_file() else ():
+            if any(line.startswith((f"{step.out}/", f"{step.out}:")) for line in damages):
+                inputs = [v for v in vars(step.inputs).values() if isinstance(v, Path)]
+                (can if all(p.is_dir() for p in inputs) else cannot).append(step.out)
+    except UserError:
+        pass  # among the damages already: what the steps are cannot be told beyond it
     return can, cannot
 
 
@@ -202,17 +200,16 @@ def _of_run(run: RunDir, *, damaged: bool) -> Iterator[str]:
             return  # the comparison below reads manifests that may be the damaged ones
         if not run.record.is_file():
             yield f"{run.record}: missing; it says what the run's values are and when they changed"
-        reports = list(_all(history, run))
+        reports = [pipeline.inspect_committed(history, step) for step in _steps(history, run)]
         last = max((k for k, r in enumerate(reports) if r.state in ("fresh", "stale")), default=-1)
         for k, report in enumerate(reports):
             if k < last and report.state == "missing":
                 yield f"{report.step.out}: missing, while later stages are committed"
+            if report.state == "stale":
+                yield f"{report.step.out}: does not belong to this run as it stands ({'; '.join(report.reasons)})"
         lines = {line.get("iteration") for line in store.read_lines(run.metrics)}
         absent = [i for i in range(1, run.finished()) if i not in lines]
         if absent:
             yield f"{run.metrics}: has no line of iteration {', '.join(map(str, absent[:8]))}; tseeds run adds it"
-        for report in pipeline.survey(history, run):
-            if report.state == "stale":
-                yield f"{report.step.out}: does not belong to this run as it stands ({'; '.join(report.reasons)})"
     except UserError as error:
         yield str(error)

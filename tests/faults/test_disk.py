@@ -328,3 +328,12 @@ def test_a_directory_that_was_moved_and_linked_is_unlinked_by_retention(uninterr
     store.prune(update, ["policy"], "test")
     assert not (update / "policy").is_symlink()
     assert (away / "model.safetensors").is_file()
+
+
+def test_a_damaged_manifest_is_named_with_what_can_be_done(uninterrupted: Path, forked: Forked, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    for stage in ("rollout", "score"):
+        (run / "iterations" / "000002" / stage / "manifest.json").write_text("{")
+    found = forked.tseeds("verify", run)
+    assert found["status"] == 1

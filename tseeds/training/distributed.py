@@ -98,11 +98,11 @@ def _launch(work: Path, processes: int, timeout: float | None) -> None:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise _late(processes, timeout) from None
+    for line in (work / "warnings.txt").read_text().splitlines() if (work / "warnings.txt").is_file() else ():
+        log.warning("%s", line)
     if (work / "mistake.txt").is_file():
         kind, _, text = (work / "mistake.txt").read_text().partition("\n")
         raise (StageFailed if kind == StageFailed.__name__ else UserError)(text)
-    for line in (work / "warnings.txt").read_text().splitlines() if (work / "warnings.txt").is_file() else ():
-        log.warning("%s", line)
     if done.returncode != 0:
         lines = [x for x in done.stderr.strip().splitlines() if "Error" in x] or done.stderr.strip().splitlines()
         log.debug("update: %s", done.stderr)
